@@ -1,0 +1,84 @@
+"""profile.json: raw measurements of one machine for one workload; nothing in it is fitted."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from megagraph_cli.artifacts.base import Artifact, Part
+from megagraph_cli.artifacts.workload import Workload
+
+
+class Machine(Part):
+    """The machine that was measured. ``memory_bytes`` is the least free memory of a device that the profile saw."""
+
+    hosts: int = Field(ge=1)
+    device: Literal["cpu", "cuda"]
+    num_devices: int = Field(ge=1)
+    memory_bytes: int = Field(gt=0)
+    overhead_bytes: int = Field(ge=0)
+    backend: str
+    torch: str
+
+
+class ComputeSample(Part):
+    """One module measured at one size.
+
+    ``num_layers`` middle layers in a row (0 for input, head, optimizer; a ``last_layer`` sample has 1), each
+    micro-batch with its bias channels built once. Times are medians of ``samples_s`` [forward, backward] pairs.
+    ``memory``: ``parameters`` (of the module), ``saved`` (held from forward to backward of a micro-batch),
+    ``forward_peak`` and ``backward_peak`` (most bytes above what was live when that pass began), ``batch``
+    (a micro-batch's tensors from the loader).
+    """
+
+    module: Literal["input", "layer", "last_layer", "head", "optimizer"]
+    num_layers: int = Field(ge=0)
+    cp: int = Field(ge=1)
+    rows: int = Field(ge=1)
+    sequence_rows: int = Field(ge=1)
+    microbatch_size: int = Field(ge=0)
+    recompute: Literal["none"] = "none"
+    context: Literal["ring"] = "ring"
+    forward_s: float = Field(ge=0)
+    backward_s: float = Field(ge=0)
+    memory: dict[str, int]
+    samples_s: list[list[float]]
+    out_of_memory: bool = False
+
+
+class CommSample(Part):
+    """One communication measured: ``p2p`` (one message to a neighbour) or ``all_reduce`` over a group."""
+
+    op: Literal["p2p", "all_reduce"]
+    axis: Literal["pp", "dp", "cp"]
+    group_size: int = Field(ge=2)
+    link: Literal["host", "network"]
+    message_bytes: int = Field(gt=0)
+    time_s: float = Field(ge=0)
+    samples_s: list[float]
+
+
+class HostSample(Part):
+    """Host-side work measured: ``construct`` (sequences from targets) or ``gather`` (their features)."""
+
+    op: Literal["construct", "gather"]
+    targets: int = Field(ge=1)
+    sequence_rows: int = Field(ge=1)
+    threads: int = Field(ge=1)
+    time_s: float = Field(ge=0)
+    samples_s: list[float]
+
+
+class Profile(Artifact):
+    """Everything that ``mgraph profile`` measured."""
+
+    SCHEMA: ClassVar[str] = "mgraph.profile/1"
+    MADE_BY: ClassVar[str] = "mgraph profile"
+
+    schema_version: str = Field(default=SCHEMA, alias="schema")
+    workload: Workload
+    machine: Machine
+    compute: list[ComputeSample]
+    comm: list[CommSample]
+    host: list[HostSample]

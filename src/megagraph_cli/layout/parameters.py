@@ -1,0 +1,50 @@
+"""Parameter counts of each part of the model (paper.md, "Parameters"): what the runtime builds, the cost model weighs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Numbers of parameters: ``input`` on the first stage, ``layer`` each, ``head`` on the last, ``shared`` on all.
+
+    ``shared`` is the global tokens' bias vector [G, M], one parameter of which every stage holds a copy.
+    """
+
+    input: int
+    layer: int
+    head: int
+    shared: int
+
+    def of_stage(self, num_layers: int, *, first: bool, last: bool) -> int:
+        """Parameters that a stage with ``num_layers`` layers holds."""
+        return self.shared + num_layers * self.layer + first * self.input + last * self.head
+
+    def of_model(self, num_layers: int) -> int:
+        """Parameters of the whole model, each counted once."""
+        return self.of_stage(num_layers, first=True, last=True)
+
+
+def count_parameters(
+    *,
+    hidden_dim: int,
+    ffn_dim: int,
+    num_heads: int,
+    bias_powers: int,
+    num_global: int,
+    num_classes: int,
+    num_features: int,
+    table_rows: int,
+) -> ParameterCounts:
+    """Counts for one model; ``num_features`` is 0 without a feature input, ``table_rows`` 0 without a table."""
+    d, f = hidden_dim, ffn_dim
+    features = num_features * d + d if num_features else 0
+    attention = 4 * (d * d + d) + bias_powers * num_heads + num_heads
+    feed_forward = (d * f + f) + (f * d + d)
+    return ParameterCounts(
+        input=features + table_rows * d + num_global * d,
+        layer=attention + 4 * d + feed_forward,
+        head=2 * d + d * num_classes + num_classes,
+        shared=num_global * bias_powers,
+    )
