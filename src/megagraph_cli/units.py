@@ -35,14 +35,10 @@ def parse_bytes(text: str, flag: str = "--mem") -> int:
     if not unit and float(number) != 0:
         raise MgraphError(f"{flag} {text} has no unit; write {flag} {number}GB or {flag} {number}GiB")
     if unit and unit.upper() not in _UNITS:
-        raise MgraphError(
-            f"{flag} {text} has an unknown unit {unit!r}; use KB, MB, GB, TB, KiB, MiB, GiB or TiB"
-        )
+        raise MgraphError(f"{flag} {text} has an unknown unit {unit!r}; use KB, MB, GB, TB, KiB, MiB, GiB or TiB")
     size = math.floor(float(number) * _UNITS[unit.upper() or "B"])
     if size <= 0:
-        raise MgraphError(
-            f"{flag} {text} leaves no memory at all; give a size above zero, such as {flag} 24GB"
-        )
+        raise MgraphError(f"{flag} {text} leaves no memory at all; give a size above zero, such as {flag} 24GB")
     return size
 
 

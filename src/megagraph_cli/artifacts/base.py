@@ -76,9 +76,7 @@ class Artifact(Part):
         try:
             artifact = cls.model_validate(values)
         except ValidationError as error:
-            raise MgraphError(
-                f"{path}: {first_complaint(error)}; mend it or run {cls.MADE_BY} again"
-            ) from error
+            raise MgraphError(f"{path}: {first_complaint(error)}; mend it or run {cls.MADE_BY} again") from error
         except MgraphError as error:
             raise MgraphError(f"{path}: {error.message}", error.exit_code) from error
         artifact.check_digest(path, force=force)

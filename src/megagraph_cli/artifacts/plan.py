@@ -85,7 +85,7 @@ class Plan(Artifact):
     memory_limit_bytes: int | None = Field(default=None, gt=0)
     workload: Workload
     dims: Dims
-    mesh_order: list[Literal["pp", "dp", "cp"]] = list(AXES)
+    mesh_order: list[Literal["pp", "dp", "cp"]] = ["pp", "dp", "cp"]
     layers_per_stage: list[int] = Field(min_length=1)
     num_microbatches: int = Field(ge=1)
     schedule: Literal["gpipe", "1f1b"] = "gpipe"
@@ -101,9 +101,7 @@ class Plan(Artifact):
     def _sums(self) -> Plan:
         pp, dp, cp = self.dims.pp, self.dims.dp, self.dims.cp
         if pp * dp * cp != self.gpus:
-            raise ValueError(
-                f"dims pp={pp} x dp={dp} x cp={cp} is {pp * dp * cp} workers but gpus says {self.gpus}"
-            )
+            raise ValueError(f"dims pp={pp} x dp={dp} x cp={cp} is {pp * dp * cp} workers but gpus says {self.gpus}")
         if sorted(self.mesh_order) != sorted(AXES):
             raise ValueError(f"mesh_order {self.mesh_order} must name pp, dp and cp once each")
         if len(self.layers_per_stage) != pp:
@@ -122,9 +120,7 @@ class Plan(Artifact):
             raise ValueError(f"schedule {self.schedule} needs num_microbatches >= pp = {needed}")
         batch_size = self.workload.batch.batch_size
         if dp * self.num_microbatches > batch_size:
-            raise ValueError(
-                f"dp={dp} x num_microbatches={self.num_microbatches} is more than batch_size={batch_size}"
-            )
+            raise ValueError(f"dp={dp} x num_microbatches={self.num_microbatches} is more than batch_size={batch_size}")
         return self
 
     def check_digest(self, path: Path, *, force: bool) -> None:
