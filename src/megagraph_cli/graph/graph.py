@@ -6,8 +6,9 @@ nodes: cluster c is feature row V + c), P published splits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,8 @@ class Graph:
     source: str
     counts: dict[str, int]
     """What the raw files held: ``isolated``, ``self_loops``, ``duplicates``, ``one_way``, ``unlabelled``."""
+    tables: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """The sampler's lookup arrays by name (``graph/tables.py``), mapped from the store like the rest."""
 
     @property
     def num_nodes(self) -> int:
