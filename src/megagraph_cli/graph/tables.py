@@ -1,0 +1,220 @@
+"""Tables that let the sampler draw from its four arms without storing any of them (paper: Sampling).
+
+A distribution over a row (a node's neighbours, a node's features, a feature's nodes) is stored as its
+cumulative fractions in 32-bit fixed point: entry e holds ``floor(2^32 * sum(w[:e+1]) / sum(w))``. That costs what
+a float32 costs and resolves 2^-32 of the row, where a float32 sum over a hub of 100,000 neighbours, or a feature
+that a million nodes have, would lose whole per cents of an entry.
+
+Legend: V nodes, E undirected edges, Q clusters, F features, d~ = degree + 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
+
+FEATURES_NONE = 0
+FEATURES_SPARSE = 1
+FEATURES_SIGNED = 2
+"""Sparse with negative entries: absolute values propose, the true similarity accepts."""
+FEATURES_DENSE = 3
+
+_ONE = 4294967296.0  # 2^32, the whole of a row in fixed point
+
+
+def build_tables(graph: Graph) -> dict[str, NDArray[Any]]:
+    """Arrays that the sampler reads beside the graph, O(E + non-zero features) in time and memory.
+
+    - ``node_scale`` float32 [V]: d~^-1/2; ``cluster_scale`` float32 [Q]: r_a = sqrt(s_a / D_a), D_a = s_a + the
+      sizes of the neighbour clusters, so that the coarse A^ of two neighbours a, b is r_a r_b;
+    - ``edge_cdf`` uint32 [2E]: steps to neighbour j with weight d~_j^-1/2 (a row of A^);
+    - ``closed_edge_cdf`` uint32 [2E], ``closed_stay`` float32 [V], ``stay`` float32 [V]: the two steps of a row
+      of A^^2 over closed neighbourhoods. The first goes to k with weight c_k / d~_k, c_k = the sum of d~^-1/2
+      over N[k], and remains where it is with probability ``closed_stay``; the second remains with ``stay``;
+    - ``feature_kind`` int64 [1] (FEATURES_*), ``feature_norm`` float32 [V] where there are features; where they
+      are sparse ``feature_row_cdf`` uint32 [nnz], ``feature_column_indptr`` int64 [F+1],
+      ``feature_column_rows`` int32 [nnz] and ``feature_column_cdf`` uint32 [nnz], all over the rows of nodes
+      alone: super nodes are never drawn by similarity.
+    """
+    scale = 1.0 / np.sqrt(np.diff(graph.indptr) + 1.0)
+    closed = scale + _row_sums(graph.indptr, graph.indices, scale)
+    through = closed * scale * scale
+    through_closed = through + _row_sums(graph.indptr, graph.indices, through)
+    sizes = np.asarray(graph.cluster_sizes, dtype=np.float64)
+    coarse_degree = sizes + _row_sums(graph.coarse_indptr, graph.coarse_indices, sizes)
+    tables: dict[str, NDArray[Any]] = {
+        "node_scale": scale.astype(np.float32),
+        "cluster_scale": np.sqrt(sizes / coarse_degree).astype(np.float32),
+        "edge_cdf": _row_cdfs(graph.indptr, graph.indices, scale),
+        "closed_edge_cdf": _row_cdfs(graph.indptr, graph.indices, through),
+        "closed_stay": (through / through_closed).astype(np.float32),
+        "stay": (scale / closed).astype(np.float32),
+    }
+    tables.update(_feature_tables(graph))
+    return tables
+
+
+def _feature_tables(graph: Graph) -> dict[str, NDArray[Any]]:
+    features = graph.features
+    if features is None:
+        return {"feature_kind": np.array([FEATURES_NONE], dtype=np.int64)}
+    if isinstance(features, DenseFeatures):
+        return {
+            "feature_kind": np.array([FEATURES_DENSE], dtype=np.int64),
+            "feature_norm": _dense_norms(features.x, graph.num_nodes).astype(np.float32),
+        }
+    return _sparse_tables(features, graph.num_nodes)
+
+
+def _sparse_tables(features: SparseFeatures, num_nodes: int) -> dict[str, NDArray[Any]]:
+    indptr = features.indptr[: num_nodes + 1]
+    indices = features.indices[: indptr[-1]]
+    data = features.data[: indptr[-1]]
+    signed = bool(indices.size) and bool(data.min() < 0)
+    if signed:
+        assert _rows_ascend(indptr, indices), "signed similarity merges feature rows: their columns must ascend"
+    norms = _sparse_norms(indptr, data)
+    counts = np.bincount(indices, minlength=features.num_columns)
+    column_indptr = np.zeros(features.num_columns + 1, dtype=np.int64)
+    np.cumsum(counts, out=column_indptr[1:])
+    sums = _column_sums(indptr, indices, data, norms, features.num_columns)
+    column_rows, column_cdf = _column_cdfs(indptr, indices, data, norms, column_indptr, sums)
+    return {
+        "feature_kind": np.array([FEATURES_SIGNED if signed else FEATURES_SPARSE], dtype=np.int64),
+        "feature_norm": norms.astype(np.float32),
+        "feature_row_cdf": _similarity_cdfs(indptr, indices, data, sums),
+        "feature_column_indptr": column_indptr,
+        "feature_column_rows": column_rows,
+        "feature_column_cdf": column_cdf,
+    }
+
+
+@njit(nogil=True, cache=True)
+def _fixed(fraction: float) -> np.uint32:
+    return np.uint32(min(fraction * _ONE, _ONE - 1.0))
+
+
+@njit(nogil=True, cache=True)
+def _row_sums(
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    sums = np.zeros(indptr.shape[0] - 1)
+    for row in range(sums.shape[0]):
+        for entry in range(indptr[row], indptr[row + 1]):
+            sums[row] += weight[indices[entry]]
+    return sums
+
+
+@njit(nogil=True, cache=True)
+def _row_cdfs(indptr: NDArray[np.int64], indices: NDArray[np.int32], weight: NDArray[np.float64]) -> NDArray[np.uint32]:
+    """Cumulative fractions of ``weight[column]`` along every row; uint32, one per entry."""
+    # The total is summed in the order of the running sum, so that the last fraction is exactly 1.
+    totals = _row_sums(indptr, indices, weight)
+    cdf = np.empty(indices.shape[0], dtype=np.uint32)
+    for row in range(totals.shape[0]):
+        running = 0.0
+        for entry in range(indptr[row], indptr[row + 1]):
+            running += weight[indices[entry]]
+            cdf[entry] = _fixed(running / totals[row])
+    return cdf
+
+
+@njit(nogil=True, cache=True)
+def _rows_ascend(indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> bool:
+    for row in range(indptr.shape[0] - 1):
+        for entry in range(indptr[row] + 1, indptr[row + 1]):
+            if indices[entry] <= indices[entry - 1]:
+                return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _dense_norms(x: NDArray[np.float32], num_rows: int) -> NDArray[np.float64]:
+    norms = np.empty(num_rows)
+    for row in range(num_rows):
+        square = 0.0
+        for column in range(x.shape[1]):
+            square += np.float64(x[row, column]) * np.float64(x[row, column])
+        norms[row] = np.sqrt(square)
+    return norms
+
+
+@njit(nogil=True, cache=True)
+def _sparse_norms(indptr: NDArray[np.int64], data: NDArray[np.float32]) -> NDArray[np.float64]:
+    norms = np.empty(indptr.shape[0] - 1)
+    for row in range(norms.shape[0]):
+        square = 0.0
+        for entry in range(indptr[row], indptr[row + 1]):
+            square += np.float64(data[entry]) * np.float64(data[entry])
+        norms[row] = np.sqrt(square)
+    return norms
+
+
+@njit(nogil=True, cache=True)
+def _column_sums(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    norms: NDArray[np.float64],
+    num_columns: int,
+) -> NDArray[np.float64]:
+    """Sum over nodes of |x_if| / ||x_i|| for every feature f."""
+    sums = np.zeros(num_columns)
+    for row in range(norms.shape[0]):
+        if norms[row] > 0.0:
+            for entry in range(indptr[row], indptr[row + 1]):
+                sums[indices[entry]] += abs(np.float64(data[entry])) / norms[row]
+    return sums
+
+
+@njit(nogil=True, cache=True)
+def _column_cdfs(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    norms: NDArray[np.float64],
+    column_indptr: NDArray[np.int64],
+    sums: NDArray[np.float64],
+) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
+    """The nodes of every feature, ascending, and the cumulative fractions of |x_if| / ||x_i|| among them."""
+    rows = np.empty(indices.shape[0], dtype=np.int32)
+    cdf = np.zeros(indices.shape[0], dtype=np.uint32)
+    cursor = column_indptr[:-1].copy()
+    running = np.zeros(sums.shape[0])
+    for row in range(norms.shape[0]):
+        for entry in range(indptr[row], indptr[row + 1]):
+            column = indices[entry]
+            if norms[row] > 0.0:
+                running[column] += abs(np.float64(data[entry])) / norms[row]
+            rows[cursor[column]] = row
+            # A column of zeros has no sum; its fractions stay 0 and no row ever leads to it.
+            if sums[column] > 0.0:
+                cdf[cursor[column]] = _fixed(running[column] / sums[column])
+            cursor[column] += 1
+    return rows, cdf
+
+
+@njit(nogil=True, cache=True)
+def _similarity_cdfs(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    sums: NDArray[np.float64],
+) -> NDArray[np.uint32]:
+    """Cumulative fractions of |x_if| * sums[f] along every node's features (its norm cancels)."""
+    cdf = np.zeros(indices.shape[0], dtype=np.uint32)
+    for row in range(indptr.shape[0] - 1):
+        total = 0.0
+        for entry in range(indptr[row], indptr[row + 1]):
+            total += abs(np.float64(data[entry])) * sums[indices[entry]]
+        running = 0.0
+        for entry in range(indptr[row], indptr[row + 1]):
+            running += abs(np.float64(data[entry])) * sums[indices[entry]]
+            if total > 0.0:
+                cdf[entry] = _fixed(running / total)
+    return cdf
