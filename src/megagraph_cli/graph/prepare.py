@@ -1,0 +1,168 @@
+"""From a dataset's name to its prepared graph: read, check, clean, coarsen, store once, then map.
+
+Legend: V nodes, Q clusters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from megagraph_cli.errors import MgraphError
+from megagraph_cli.graph import datasets, store
+from megagraph_cli.graph.datasets import Dataset
+from megagraph_cli.graph.graph import Graph
+from megagraph_cli.graph.readers.download import fetch
+from megagraph_cli.graph.readers.raw import RawGraph, check_edges, compact_labels
+from megagraph_cli.graph.store import open_graph
+
+__all__ = ["load_graph", "open_graph"]
+
+
+def load_graph(
+    name: str,
+    root: Path,
+    cache: Path,
+    *,
+    accept_download: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Graph:
+    """The prepared graph called ``name``: mapped from ``cache``, where it is prepared first if it is not there.
+
+    ``name`` is a dataset, a ``synthetic:...`` spec or a path to a ``.npz`` or ``.pt`` file; ``root`` holds raw files
+    and is written by an accepted download only. Several processes may call this at once: one prepares.
+    Raises MgraphError (exit 2) on an unknown name, missing or bad raw files, and a cache that cannot be written.
+    """
+    report = progress or _silent
+    dataset, folder = datasets.resolve(name, root)
+    _require_files(dataset, folder, accept_download, report)
+    path = cache / _store_name(dataset, folder)
+    try:
+        graph = store.open_store(path)
+    except store.DamagedStoreError:
+        with _cache_errors(cache), store.exclusive(path) as already_there:
+            if not already_there:
+                store.publish(path, lambda aside: _prepare(dataset, folder, aside, report))
+        graph = open_graph(path)
+    return replace(graph, name=dataset.name)
+
+
+def _silent(_message: str) -> None:
+    return None
+
+
+def _require_files(dataset: Dataset, folder: Path, accept_download: bool, report: Callable[[str], None]) -> None:
+    missing = [file for file in dataset.files if not (folder / file).is_file()]
+    if not missing:
+        return
+    if not accept_download:
+        raise MgraphError(
+            f"{dataset.name}: raw file {Path(missing[0]).name} is missing in {(folder / missing[0]).parent}; put it "
+            "there, name another folder with --root, or pass --yes to download it"
+        )
+    fetch(dataset.name, dataset.remotes, folder, missing, report)
+
+
+def _store_name(dataset: Dataset, folder: Path) -> str:
+    """The dataset's name and a hash of what the store is made from: file sizes and times, the store's version."""
+    stats = [(file, (folder / file).stat()) for file in dataset.files]
+    made_from = [store.STORE_VERSION, dataset.name, [[file, at.st_size, at.st_mtime_ns] for file, at in stats]]
+    if dataset.name not in datasets.REGISTRY:
+        made_from.append(dataset.source)  # two files of one name, size and time in different folders
+    key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", Path(dataset.name).stem)[:40].strip("-")
+    return f"{slug}-{key}"
+
+
+@contextmanager
+def _cache_errors(cache: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MgraphError(
+            f"the cache {cache} cannot be written ({error.strerror or error}); free space there or name another folder "
+            "with --cache"
+        ) from error
+
+
+def _prepare(dataset: Dataset, folder: Path, aside: Path, report: Callable[[str], None]) -> None:
+    """Writes the whole store of ``dataset`` into the folder ``aside``."""
+    # numba takes most of a second to import; mapping a graph that is already prepared does without it.
+    from megagraph_cli.graph.tables import build_tables
+
+    report(f"{dataset.name}: reading {folder if dataset.files else 'nothing, generating'}")
+    raw = dataset.read(folder)
+    writer = store.Writer(aside)
+    facts = _write_content(raw, dataset, writer, report)
+    writer.finish(facts)
+    del raw
+    report(f"{dataset.name}: building the sampler's tables")
+    for name, table in build_tables(store.open_store(aside)).items():
+        writer.put(f"{store.TABLE_PREFIX}{name}", table)
+    writer.finish(facts)
+
+
+def _write_content(raw: RawGraph, dataset: Dataset, writer: store.Writer, report: Callable[[str], None]) -> store.Facts:
+    from megagraph_cli.graph.coarsen import coarsen
+    from megagraph_cli.graph.readers.adjacency import undirected
+    from megagraph_cli.graph.readers.features import canonical
+
+    if raw.num_nodes == 0:
+        raise MgraphError(f"{raw.origin} has no nodes; give at least one")
+    labels, num_classes = compact_labels(raw.origin, raw.labels, raw.num_nodes)
+    tails, heads = check_edges(raw.origin, raw.tails, raw.heads, raw.num_nodes)
+    features = canonical(raw.origin, raw.features, raw.num_nodes)
+    report(f"{dataset.name}: sorting {tails.size} edge entries of {raw.num_nodes} nodes")
+    adjacency = undirected(tails, heads, raw.num_nodes)
+    del tails, heads
+    report(f"{dataset.name}: coarsening {adjacency.indices.size // 2} edges")
+    coarse = coarsen(adjacency.indptr, adjacency.indices)
+    report(f"{dataset.name}: writing {writer.folder.parent}")
+    for name, array in (
+        ("indptr", adjacency.indptr),
+        ("indices", adjacency.indices),
+        ("labels", labels),
+        ("clusters", coarse.clusters),
+        ("cluster_sizes", coarse.sizes),
+        ("coarse_indptr", coarse.indptr),
+        ("coarse_indices", coarse.indices),
+    ):
+        writer.put(name, array)
+    if raw.masks is not None:
+        for part in ("train", "val", "test"):
+            writer.put(f"mask_{part}", getattr(raw.masks, part))
+    _write_features(features, coarse.clusters, coarse.sizes, writer)
+    counts = {
+        "isolated": int(np.count_nonzero(np.diff(adjacency.indptr) == 0)),
+        "self_loops": adjacency.self_loops,
+        "duplicates": adjacency.duplicates,
+        "one_way": adjacency.one_way,
+        "unlabelled": int(np.count_nonzero(labels < 0)),
+    }
+    num_columns = 0 if features is None else int(features.shape[1])
+    return store.Facts(dataset.name, dataset.licence, dataset.source, num_classes, num_columns, counts)
+
+
+def _write_features(features: Any, clusters: NDArray[np.int32], sizes: NDArray[np.int32], writer: store.Writer) -> None:
+    from megagraph_cli.graph.readers.features import super_rows
+
+    if features is None:
+        return
+    below = super_rows(features, clusters, sizes)
+    if not sparse.issparse(features):
+        writer.put("features_x", features, below)
+        return
+    shifted = below.indptr[1:].astype(np.int64) + features.nnz
+    writer.put("features_indptr", features.indptr.astype(np.int64), shifted)
+    writer.put("features_indices", features.indices.astype(np.int32), below.indices.astype(np.int32))
+    writer.put("features_data", features.data, below.data)

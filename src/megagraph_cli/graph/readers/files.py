@@ -1,0 +1,107 @@
+"""Opening raw files that may be cut, damaged or hostile: every fault becomes one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megagraph_cli.errors import MgraphError
+
+_DAMAGE = (
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    UnicodeDecodeError,
+    NotImplementedError,
+    ImportError,
+)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns whatever a damaged file makes its parser raise into one sentence naming the file (exit 2)."""
+    try:
+        yield
+    except MgraphError:
+        raise
+    except FileNotFoundError as error:
+        raise MgraphError(f"{path} does not exist; check the path") from error
+    except _DAMAGE as error:
+        raise MgraphError(f"{path} is truncated or damaged ({_brief(error)}); replace it with a whole copy") from error
+    except OSError as error:
+        raise MgraphError(f"{path} cannot be read ({error.strerror or _brief(error)}); check the file") from error
+
+
+def _brief(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text[:120].rstrip(".") or type(error).__name__
+
+
+class Npz:
+    """The plain arrays of one ``.npz`` file; members holding Python objects are refused, never unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with reading(path):
+            # np.load would try to unpickle anything that is neither a zip nor an .npy file.
+            self._zip = zipfile.ZipFile(path)
+        self.names = {name.removesuffix(".npy") for name in self._zip.namelist()}
+
+    def __enter__(self) -> Npz:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._zip.close()
+
+    def get(self, name: str) -> NDArray[Any]:
+        """The array ``name``. Raises MgraphError (exit 2) where it is missing, damaged or a pickle."""
+        if name not in self.names:
+            raise MgraphError(f"{self.path} has no array {name!r}; it holds {', '.join(sorted(self.names)) or 'none'}")
+        with reading(self.path), self._zip.open(f"{name}.npy") as member:
+            version = np.lib.format.read_magic(member)
+            read_header = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            )
+            if read_header(member)[2].hasobject:
+                raise MgraphError(
+                    f"array {name!r} of {self.path} holds Python objects, which could run code and is refused; "
+                    "save plain numeric arrays"
+                )
+        with reading(self.path), self._zip.open(f"{name}.npy") as member:
+            return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
+
+    def find(self, name: str) -> NDArray[Any] | None:
+        """The array ``name``, None where the file has none."""
+        return self.get(name) if name in self.names else None
+
+
+def read_npy(path: Path) -> NDArray[Any]:
+    """One ``.npy`` file, mapped; objects are refused. Raises MgraphError (exit 2)."""
+    with reading(path):
+        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+
+
+def read_json(path: Path) -> Any:
+    """One JSON file. Raises MgraphError (exit 2)."""
+    with reading(path):
+        return json.loads(path.read_text(encoding="utf-8"))

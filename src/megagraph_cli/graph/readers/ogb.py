@@ -1,0 +1,87 @@
+"""OGB's raw node-property folders: gzipped CSV tables, read in blocks by pandas (ogb itself depends on it).
+
+The ogb package's own reader caches pickles beside the raw files and asks on stdin, so only its layout is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megagraph_cli.errors import MgraphError
+from megagraph_cli.graph.graph import Masks
+from megagraph_cli.graph.readers.files import reading
+from megagraph_cli.graph.readers.raw import RawGraph
+
+_RAW = ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")
+_PARTS = ("train", "valid", "test")
+_BLOCK_ENTRIES = 1 << 23
+
+
+def files(split: str) -> tuple[str, ...]:
+    """The files of a dataset with the official split ``split``, relative to its folder."""
+    return tuple(f"raw/{name}.csv.gz" for name in _RAW) + tuple(f"split/{split}/{part}.csv.gz" for part in _PARTS)
+
+
+def read_ogb(folder: Path, split: str) -> RawGraph:
+    """The raw graph of an OGB folder. Raises MgraphError (exit 2) on a damaged file or one with too few rows."""
+    raw = folder / "raw"
+    num_nodes, num_edges = (_count(raw / f"num-{kind}-list.csv.gz") for kind in ("node", "edge"))
+    edges = _table(raw / "edge.csv.gz", num_edges, 2, np.int64, np.int32)
+    features = _table(raw / "node-feat.csv.gz", num_nodes, None, np.float32, np.float32)
+    labels = _table(raw / "node-label.csv.gz", num_nodes, 1, np.float64, np.float64)
+    labels[np.isnan(labels)] = -1  # OGB leaves the field empty where a node has no label
+    masks = []
+    for part in _PARTS:
+        path = folder / "split" / split / f"{part}.csv.gz"
+        mask = np.zeros((1, num_nodes), dtype=np.bool_)
+        with reading(path):
+            ids = np.concatenate([block[:, 0] for block in _blocks(path, np.int64)])
+            if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
+                raise ValueError(f"a node beyond the {num_nodes} nodes")
+            mask[0, ids] = True
+        masks.append(mask)
+    tails, heads = np.ascontiguousarray(edges[:, 0]), np.ascontiguousarray(edges[:, 1])
+    return RawGraph(str(raw), num_nodes, tails, heads, labels, features, Masks(*masks))
+
+
+def _blocks(path: Path, dtype: Any) -> Iterator[NDArray[Any]]:
+    """The table in blocks of rows [rows, columns]; nothing where it is empty."""
+    import pandas
+
+    columns = pandas.read_csv(path, header=None, nrows=1).shape[1]
+    rows = max(1, _BLOCK_ENTRIES // columns)
+    with pandas.read_csv(path, header=None, dtype=dtype, chunksize=rows) as reader:
+        for block in reader:
+            yield block.to_numpy()
+
+
+def _count(path: Path) -> int:
+    with reading(path):
+        counts = np.concatenate(list(_blocks(path, np.int64)))
+        if counts.shape != (1, 1) or counts[0, 0] < 0:
+            raise ValueError("not one count")
+        return int(counts[0, 0])
+
+
+def _table(path: Path, rows: int, columns: int | None, parsed: Any, kept: Any) -> NDArray[Any]:
+    """A table of exactly ``rows`` rows, parsed as one type and kept as another."""
+    table = np.empty((0, columns or 0), dtype=kept)
+    filled = 0
+    with reading(path):
+        for block in _blocks(path, parsed):
+            if filled == 0:
+                table = np.empty((rows, block.shape[1]), dtype=kept)
+            if columns not in (None, block.shape[1]) or filled + block.shape[0] > rows:
+                raise ValueError(f"a table of {block.shape[1]} columns and more than {rows} rows")
+            if kept is np.int32 and block.size and (block.min() < 0 or block.max() > np.iinfo(np.int32).max):
+                raise MgraphError(f"{path} has an edge to node {block.min()} or {block.max()}; it is not in the graph")
+            table[filled : filled + block.shape[0]] = block
+            filled += block.shape[0]
+        if filled != rows:
+            raise ValueError(f"{filled} rows instead of {rows}")
+    return table

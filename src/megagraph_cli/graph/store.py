@@ -1,0 +1,256 @@
+"""The prepared graph on disk: one folder of ``.npy`` files that every process of a host maps, and ``meta.json``.
+
+``meta.json`` is written last, and the folder gets its name when it is whole; sizes are checked at every opening.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megagraph_cli.errors import MgraphError
+from megagraph_cli.graph.graph import DenseFeatures, Graph, Masks, SparseFeatures
+
+STORE_VERSION = 1
+META = "meta.json"
+TABLE_PREFIX = "table_"
+_BLOCK_BYTES = 1 << 26
+
+
+class DamagedStoreError(Exception):
+    """A store folder that is incomplete or of another version; the caller prepares it again."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a store says beside its arrays."""
+
+    name: str
+    licence: str
+    source: str
+    num_classes: int
+    num_columns: int
+    counts: dict[str, int]
+
+
+class Writer:
+    """Writes arrays into a folder, keeping each file's size and the hash of its content."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._sizes: dict[str, int] = {}
+        self._hashes: dict[str, str] = {}
+
+    def put(self, name: str, *blocks: NDArray[Any]) -> None:
+        """One array made of ``blocks`` stacked along the first axis, as ``NAME.npy``.
+
+        Plain writes, not a mapping: on a full disk a mapping dies with SIGBUS, a write raises OSError.
+        """
+        shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
+        dtype = blocks[0].dtype
+        digest = hashlib.sha256(f"{name} {dtype.str} {shape}".encode())
+        path = self.folder / f"{name}.npy"
+        with path.open("wb") as file:
+            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for block in blocks:
+                for piece in _pieces(block):
+                    file.write(piece)
+                    digest.update(piece)
+        self._sizes[path.name] = path.stat().st_size
+        self._hashes[name] = digest.hexdigest()
+
+    def digest(self) -> str:
+        """sha256 over the content of all arrays so far but the sampler's tables, by name."""
+        lines = [f"{name} {value}" for name, value in sorted(self._hashes.items()) if not name.startswith(TABLE_PREFIX)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def finish(self, facts: Facts) -> None:
+        """Writes ``meta.json``: from now on the folder is a store."""
+        meta = {
+            "version": STORE_VERSION,
+            "digest": self.digest(),
+            "files": self._sizes,
+            "name": facts.name,
+            "licence": facts.licence,
+            "source": facts.source,
+            "num_classes": facts.num_classes,
+            "num_columns": facts.num_columns,
+            "counts": facts.counts,
+        }
+        with (self.folder / META).open("w", encoding="utf-8") as file:
+            json.dump(meta, file, sort_keys=True, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _pieces(block: NDArray[Any]) -> Sequence[bytes | memoryview]:
+    flat = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+    return [flat[at : at + _BLOCK_BYTES].data for at in range(0, flat.size, _BLOCK_BYTES)]
+
+
+def open_store(path: Path) -> Graph:
+    """Maps the store in ``path``. Raises DamagedStoreError where it is missing, incomplete or of another version."""
+    meta = _read_meta(path)
+    arrays = {name.removesuffix(".npy"): _map(path / name) for name in meta["files"]}
+    try:
+        return _assemble(path, meta, arrays)
+    except KeyError as error:
+        raise DamagedStoreError(f"{path} lacks {error}") from error
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta: dict[str, Any] = json.loads((path / META).read_text(encoding="utf-8"))
+        version, files = meta["version"], meta["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedStoreError(f"{path} has no whole {META}") from error
+    if version != STORE_VERSION:
+        raise DamagedStoreError(f"{path} has store version {version} instead of {STORE_VERSION}")
+    for name, size_bytes in files.items():
+        try:
+            found_bytes = (path / name).stat().st_size
+        except OSError as error:
+            raise DamagedStoreError(f"{path} lacks {name}") from error
+        if found_bytes != size_bytes:
+            raise DamagedStoreError(f"{path / name} has {found_bytes} bytes instead of {size_bytes}")
+    return meta
+
+
+def _map(path: Path) -> NDArray[Any]:
+    try:
+        # A plain ndarray view: numba and torch treat np.memmap as a foreign subclass.
+        mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        return mapped
+    except (OSError, ValueError) as error:
+        raise DamagedStoreError(f"{path} cannot be mapped ({error})") from error
+
+
+def _assemble(path: Path, meta: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Graph:
+    features: SparseFeatures | DenseFeatures | None = None
+    if "features_x" in arrays:
+        features = DenseFeatures(arrays["features_x"])
+    elif "features_data" in arrays:
+        features = SparseFeatures(
+            arrays["features_indptr"], arrays["features_indices"], arrays["features_data"], int(meta["num_columns"])
+        )
+    masks = None
+    if "mask_train" in arrays:
+        masks = Masks(arrays["mask_train"], arrays["mask_val"], arrays["mask_test"])
+    tables = {name.removeprefix(TABLE_PREFIX): array for name, array in arrays.items() if name.startswith(TABLE_PREFIX)}
+    return Graph(
+        name=meta["name"],
+        digest=meta["digest"],
+        path=path,
+        num_classes=int(meta["num_classes"]),
+        features=features,
+        masks=masks,
+        licence=meta["licence"],
+        source=meta["source"],
+        counts=meta["counts"],
+        tables=tables,
+        **{key: arrays[key] for key in _CORE},
+    )
+
+
+_CORE = ("indptr", "indices", "labels", "clusters", "cluster_sizes", "coarse_indptr", "coarse_indices")
+
+
+def open_graph(path: Path) -> Graph:
+    """Maps an existing store folder, as worker processes do.
+
+    Raises MgraphError (exit 2) where the folder is not a whole store.
+    """
+    try:
+        return open_store(path)
+    except DamagedStoreError as error:
+        raise MgraphError(f"the prepared graph is not whole ({error}); run mgraph data again") from error
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[bool]:
+    """Holds the lock of the store ``path`` among all processes; yields whether a whole store is there by now.
+
+    What interrupted preparations left behind is removed on the way.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(_lock_path(path), wait=True):
+        _sweep(path)
+        try:
+            open_store(path)
+        except DamagedStoreError:
+            yield False
+        else:
+            yield True
+
+
+def publish(path: Path, fill: Callable[[Path], None]) -> None:
+    """Fills a folder beside ``path`` and renames it to ``path``: others see the whole store or none.
+
+    The caller holds the lock (``exclusive``). Whatever ``fill`` raises leaves nothing behind.
+    """
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.mkdir()
+    try:
+        fill(aside)
+        if path.exists():
+            shutil.rmtree(path)
+        aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+@contextmanager
+def _locked(lock: Path, wait: bool) -> Iterator[bool]:
+    """Holds the file lock ``lock`` and removes it afterwards; yields False at once where it is held and not waited
+    for."""
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(descriptor)
+            yield False
+            return
+        if _is_at(descriptor, lock):
+            break
+        os.close(descriptor)  # the holder before us removed this file: lock the one that is there now
+    try:
+        yield True
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(path: Path) -> None:
+    """Removes what killed preparations left in the cache: own leftovers, and others' that nobody holds a lock on."""
+    for aside in path.parent.glob(".*.tmp"):
+        owner = path.with_name(aside.name.removeprefix(".").removesuffix(".tmp"))
+        if owner == path:
+            shutil.rmtree(aside)
+            continue
+        with _locked(_lock_path(owner), wait=False) as held:
+            if held:
+                shutil.rmtree(aside, ignore_errors=True)
