@@ -1,0 +1,114 @@
+"""What people see: tables and progress on stderr, one JSON object on stdout. The only place commands print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from megagraph_cli.units import format_bytes, format_seconds
+
+
+class Bar(Protocol):
+    """A running bar: ``at(done, what)`` moves it, ``total`` may become known on the way."""
+
+    def at(self, done: float, what: str | None = None, total: float | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class _RichBar:
+    progress: Progress
+    task: TaskID
+
+    def at(self, done: float, what: str | None = None, total: float | None = None) -> None:
+        self.progress.update(self.task, completed=done, total=total, description=None if what is None else escape(what))
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where a command shows what it does. Progress is quiet where stderr is no terminal; tables never are."""
+
+    console: Console
+
+    @classmethod
+    def stderr(cls) -> Screen:
+        """The screen of the command line."""
+        return cls(Console(stderr=True, highlight=False, soft_wrap=True))
+
+    def note(self, text: str) -> None:
+        """One plain line."""
+        self.console.print(escape(text))
+
+    def warn(self, text: str) -> None:
+        """One line that starts with ``warning:``."""
+        self.console.print(f"[yellow]warning:[/] {escape(text)}")
+
+    def step(self, text: str) -> None:
+        """What is being done now, for people who watch."""
+        if self.console.is_terminal:
+            self.console.print(f"[dim]{escape(text)}[/]")
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table; all columns but the first are right-aligned."""
+        table = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left")
+        for index, column in enumerate(columns):
+            table.add_column(escape(column), justify="right" if index else "left")
+        for row in rows:
+            table.add_row(*(escape(cell) for cell in row))
+        # Off a terminal rich assumes 80 columns and would fold cells that scripts look for.
+        width = None if self.console.is_terminal else 200
+        self.console.print(table, width=width, soft_wrap=False)
+
+    @contextmanager
+    def bar(self, what: str, total: float | None = None) -> Iterator[Bar]:
+        """A progress bar that goes away when it is left."""
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+        with Progress(
+            *columns,
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        ) as progress:
+            yield _RichBar(progress, progress.add_task(escape(what), total=total))
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    print_line(json.dumps(values, sort_keys=True, ensure_ascii=False))
+
+
+def print_line(text: str) -> None:
+    """One line on stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def print_error(text: str) -> None:
+    """One sentence on stderr."""
+    sys.stderr.write(f"mgraph: {text}\n")
+    sys.stderr.flush()
+
+
+def seconds_or_dash(seconds: float | None) -> str:
+    """A duration, or a dash where nothing was measured."""
+    return "–" if seconds is None else format_seconds(seconds)
+
+
+def bytes_or_dash(size_bytes: float | None) -> str:
+    """A size, or a dash where nothing was measured."""
+    return "–" if size_bytes is None else format_bytes(size_bytes)
+
+
+def percent_or_dash(fraction: float | None) -> str:
+    """A fraction as ``12.3 %``, or a dash where there is none."""
+    return "–" if fraction is None else f"{100 * fraction:.1f} %"

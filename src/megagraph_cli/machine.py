@@ -1,0 +1,86 @@
+"""What this host offers: cores this process may use, and cuda devices; torch is imported only beside a driver."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores this process may use: its affinity, cut to its cgroup's cpu quota (v1 and v2), at least 1.
+
+    ``root`` is where ``proc`` and ``sys`` are looked for.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    quota = min(_quotas(root), default=math.inf)
+    return max(1, min(cores, math.floor(quota) if math.isfinite(quota) else cores))
+
+
+def threads_per_worker(local_workers: int) -> int:
+    """Compute threads of each of ``local_workers`` workers on this host: more than its share makes all of them slow."""
+    return max(1, usable_cores() // local_workers)
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Cpu quotas in cores of every control group above this process; a group without one yields nothing."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return  # no control groups here (macOS)
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if not controllers:
+            yield from _quotas_below(root / "sys/fs/cgroup", name, _quota_v2)
+        elif "cpu" in controllers.split(","):
+            yield from _quotas_below(root / "sys/fs/cgroup" / controllers, name, _quota_v1)
+            yield from _quotas_below(root / "sys/fs/cgroup/cpu", name, _quota_v1)
+
+
+def _quotas_below(mount: Path, name: str, read: Callable[[Path], float | None]) -> Iterator[float]:
+    # Inside a container the group's own name may not exist below the mount; its ancestors do, the mount at least.
+    group = PurePosixPath(name.lstrip("/"))
+    for folder in (group, *group.parents):
+        quota = read(mount / folder)
+        if quota is not None:
+            yield quota
+
+
+def _quota_v2(folder: Path) -> float | None:
+    fields = _fields(folder / "cpu.max")
+    return None if len(fields) < 2 or fields[0] == "max" else int(fields[0]) / int(fields[1])
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = _fields(folder / "cpu.cfs_quota_us"), _fields(folder / "cpu.cfs_period_us")
+    return None if not quota or not period or int(quota[0]) <= 0 else int(quota[0]) / int(period[0])
+
+
+def _fields(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []  # this group sets no such limit
+
+
+def cuda_devices() -> int:
+    """Cuda devices that workers could use: none without a driver, else what torch counts (imported only then)."""
+    if not _driver_devices():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _driver_devices() -> int:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
