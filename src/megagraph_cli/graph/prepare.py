@@ -158,7 +158,7 @@ def _write_features(features: Any, clusters: NDArray[np.int32], sizes: NDArray[n
 
     if features is None:
         return
-    below = super_rows(features, clusters, sizes)
+    below: Any = super_rows(features, clusters, sizes)
     if not sparse.issparse(features):
         writer.put("features_x", features, below)
         return

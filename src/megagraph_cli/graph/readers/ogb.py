@@ -51,7 +51,7 @@ def read_ogb(folder: Path, split: str) -> RawGraph:
 
 def _blocks(path: Path, dtype: Any) -> Iterator[NDArray[Any]]:
     """The table in blocks of rows [rows, columns]; nothing where it is empty."""
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
     columns = pandas.read_csv(path, header=None, nrows=1).shape[1]
     rows = max(1, _BLOCK_ENTRIES // columns)

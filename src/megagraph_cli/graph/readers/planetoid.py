@@ -34,10 +34,11 @@ class _PickledCsr:
 
     def matrix(self) -> sparse.csr_matrix:
         shape = self.state.get("_shape", self.state.get("shape"))
-        arrays = tuple(self.state[key] for key in ("data", "indices", "indptr"))
-        if any(not isinstance(array, np.ndarray) or array.dtype.hasobject for array in arrays):
-            raise ValueError("a sparse matrix without plain arrays")
-        return checked_csr(*arrays, shape)
+        data, indices, indptr = (self.state[key] for key in ("data", "indices", "indptr"))
+        for array in (data, indices, indptr):
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufb":
+                raise ValueError("a sparse matrix without plain arrays")
+        return checked_csr(data, indices, indptr, shape)
 
 
 _ALLOWED: dict[tuple[str, str], Any] = {

@@ -77,7 +77,7 @@ def _features(path: Path, value: Any) -> NDArray[Any] | sparse.csr_matrix | None
         return _array(path, {"x": value}, "x")
     if value.dim() != 2:
         raise MgraphError(f"{path} has a sparse x that is not a table; give it the shape [nodes, features]")
-    entries = value.to_sparse_coo().coalesce()
+    entries = value.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
     rows, columns = entries.indices().numpy()
     return sparse.csr_matrix((entries.values().numpy(), (rows, columns)), shape=tuple(value.shape))
 
