@@ -39,7 +39,7 @@ def _mix(value: np.uint64) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
-def start_stream(state: NDArray[np.uint64], key: NDArray[np.int64], target: int, stream: int) -> None:
+def start_stream(state: NDArray[np.uint64], key: NDArray[np.int64], target: np.int64, stream: int) -> None:
     value = _GOLDEN
     for part in key:
         value = _mix((value ^ np.uint64(part)) + _GOLDEN)
@@ -191,8 +191,8 @@ def _draw_nodes(
     cumulated = np.empty(4)
     last = _cumulate_arms(g, target, weights, cumulated)
     slots[:] = -1
-    count = add_member(slots, shift, nodes, 0, target) + 1
-    tries = 0
+    count, tries = 0, 0
+    count += 1 + add_member(slots, shift, nodes, count, np.int32(target))
     while count < nodes.shape[0] and tries < max_tries and last >= 0:
         tries += 1
         point = _uniform(state) * cumulated[3]
@@ -201,7 +201,7 @@ def _draw_nodes(
             arm += 1
         node = draw_from_arm(g, state, arm, target)
         # A dead end, the target or a repeat goes together with its arm: the next try picks both anew.
-        if node >= 0 and add_member(slots, shift, nodes, count, node) == count:
+        if node >= 0 and add_member(slots, shift, nodes, count, np.int32(node)) == count:
             arms[count] = arm
             count += 1
     return count

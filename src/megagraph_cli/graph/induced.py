@@ -83,7 +83,7 @@ def _coarsen(
     count = 0
     width = out.nodes.shape[1]
     for place in range(width + out.supers.shape[1]):
-        cluster = out.supers[t, place - width] if place >= width else -1
+        cluster = out.supers[t, place - width] if place >= width else np.int32(-1)
         if place < num_nodes:
             cluster = g.clusters[out.nodes[t, place]]
         if cluster < 0:

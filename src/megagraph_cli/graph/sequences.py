@@ -62,7 +62,7 @@ class _Rows(NamedTuple):
     coarse_index: NDArray[np.int16]
 
     def part(self, start: int, stop: int) -> _Rows:
-        return self._make(array[start:stop] for array in self)
+        return _Rows._make(array[start:stop] for array in self)
 
 
 class _Draw(NamedTuple):

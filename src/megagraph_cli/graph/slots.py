@@ -25,7 +25,7 @@ def make_slots(capacity: int) -> tuple[NDArray[np.int32], np.uint64]:
 
 
 @njit(nogil=True, cache=True)
-def find_slot(slots: NDArray[np.int32], shift: np.uint64, members: NDArray[np.int32], key: int) -> int:
+def find_slot(slots: NDArray[np.int32], shift: np.uint64, members: NDArray[np.int32], key: np.int32) -> int:
     """Where ``key`` stands, or would stand, in an open-addressed set of positions into ``members``."""
     slot = np.int64((np.uint64(key) * _GOLDEN) >> shift)
     while slots[slot] >= 0 and members[slots[slot]] != key:
@@ -34,7 +34,9 @@ def find_slot(slots: NDArray[np.int32], shift: np.uint64, members: NDArray[np.in
 
 
 @njit(nogil=True, cache=True)
-def add_member(slots: NDArray[np.int32], shift: np.uint64, members: NDArray[np.int32], count: int, key: int) -> int:
+def add_member(
+    slots: NDArray[np.int32], shift: np.uint64, members: NDArray[np.int32], count: int, key: np.int32
+) -> int:
     """Position of ``key`` among the members; it is appended, at ``count``, if it was not there."""
     slot = find_slot(slots, shift, members, key)
     if slots[slot] < 0:
