@@ -15,8 +15,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from megagraph_cli.units import format_bytes, format_seconds
-
 
 class Bar(Protocol):
     """A running bar: ``at(done, what)`` moves it, ``total`` may become known on the way."""
@@ -97,18 +95,3 @@ def print_error(text: str) -> None:
     """One sentence on stderr."""
     sys.stderr.write(f"mgraph: {text}\n")
     sys.stderr.flush()
-
-
-def seconds_or_dash(seconds: float | None) -> str:
-    """A duration, or a dash where nothing was measured."""
-    return "–" if seconds is None else format_seconds(seconds)
-
-
-def bytes_or_dash(size_bytes: float | None) -> str:
-    """A size, or a dash where nothing was measured."""
-    return "–" if size_bytes is None else format_bytes(size_bytes)
-
-
-def percent_or_dash(fraction: float | None) -> str:
-    """A fraction as ``12.3 %``, or a dash where there is none."""
-    return "–" if fraction is None else f"{100 * fraction:.1f} %"

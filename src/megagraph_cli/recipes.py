@@ -70,7 +70,12 @@ def parse_sets(sets: Sequence[str], flag: str = "--set") -> dict[str, Any]:
 
     Values are TOML; what is no TOML value is a string as it stands. Raises MgraphError (exit 2) on another form.
     """
-    overrides: dict[str, Any] = {}
+    return {key: _value(value) for key, value in split_sets(sets, flag).items()}
+
+
+def split_sets(sets: Sequence[str], flag: str = "--set") -> dict[str, str]:
+    """``section.key=value`` texts as ``{"section.key": "value"}``, values untouched. Raises as ``parse_sets``."""
+    overrides: dict[str, str] = {}
     for text in sets:
         key, equals, value = text.partition("=")
         key = key.strip()
@@ -81,7 +86,7 @@ def parse_sets(sets: Sequence[str], flag: str = "--set") -> dict[str, Any]:
             raise MgraphError(f"{flag} {text!r}: a recipe has no section {section!r}; {_known(Recipe, section)}")
         if name not in _section(section).model_fields:
             raise MgraphError(f"{flag} {text!r}: {key} is no known key; {_known(_section(section), name)}")
-        overrides[key] = _value(value.strip())
+        overrides[key] = value.strip()
     return overrides
 
 

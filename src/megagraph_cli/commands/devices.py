@@ -1,0 +1,76 @@
+"""Which device a command works on, how many workers it may carry, and whether its output can be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from megagraph_cli.errors import EXIT_STALE, MgraphError
+from megagraph_cli.machine import cuda_devices
+
+Device = Literal["cpu", "cuda"]
+DEFAULT_CPU_WORKERS = 2
+MAX_CPU_WORKERS = 64
+
+
+def choose_device(asked: str) -> Device:
+    """``auto`` is cuda where there is a device, else cpu. Raises MgraphError (exit 2): cuda without a device."""
+    if asked == "cpu":
+        return "cpu"
+    devices = cuda_devices()
+    if asked == "cuda" and not devices:
+        raise MgraphError("--device cuda: this machine has no cuda device that torch can use; pass --device cpu")
+    return "cuda" if devices else "cpu"
+
+
+def device_of_artifact(asked: str | None, made_for: Device, path: Path, *, force: bool) -> Device:
+    """The device an artifact was made for; ``auto`` and nothing mean that one.
+
+    Raises MgraphError (exit 4) when another is asked for; ``force`` takes the one asked for.
+    """
+    if asked in (None, "auto", made_for):
+        return made_for
+    if not force:
+        raise MgraphError(
+            f"{path} was made for {made_for}, not {asked}; run mgraph profile --device {asked}, or pass --force",
+            EXIT_STALE,
+        )
+    return choose_device(str(asked))
+
+
+def count_workers(device: Device, asked: int | None) -> int:
+    """Workers for ``profile``: on cuda at most the devices and all by default, on a cpu 1 to 64 and 2 by default.
+
+    Raises MgraphError (exit 2) when more are asked for.
+    """
+    most = cuda_devices() if device == "cuda" else MAX_CPU_WORKERS
+    if asked is None:
+        return most if device == "cuda" else DEFAULT_CPU_WORKERS
+    check_workers(device, asked, most)
+    return asked
+
+
+def check_workers(device: Device, num_workers: int, most: int | None = None) -> None:
+    """That this host can carry so many workers. Raises MgraphError (exit 2)."""
+    if most is None:
+        most = cuda_devices() if device == "cuda" else MAX_CPU_WORKERS
+    if num_workers <= most:
+        return
+    if device == "cuda":
+        raise MgraphError(
+            f"{num_workers} workers need {num_workers} cuda devices but this machine has {most}; "
+            f"ask for at most {most} with --gpus, or pass --device cpu"
+        )
+    raise MgraphError(f"{num_workers} workers are more than the {most} that a cpu host may carry; ask for fewer")
+
+
+def check_writable(path: Path) -> None:
+    """That ``path`` can be written later, before minutes are spent on what goes there. Raises MgraphError (exit 2)."""
+    folder = path.parent
+    if path.is_dir():
+        raise MgraphError(f"{path} is a folder; name a file with --out")
+    if not folder.is_dir():
+        raise MgraphError(f"{path} cannot be written: there is no folder {folder}; make it or name another with --out")
+    if not os.access(folder, os.W_OK):
+        raise MgraphError(f"{path} cannot be written (permission denied); give a writable place with --out")

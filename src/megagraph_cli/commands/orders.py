@@ -1,0 +1,150 @@
+"""Checks of ``mgraph train`` before anything starts: the plan, what was changed, the device, the run to go on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megagraph_cli import recipes
+from megagraph_cli.artifacts.plan import Plan
+from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.commands import rundir
+from megagraph_cli.commands.devices import Device, check_workers, choose_device, device_of_artifact
+from megagraph_cli.commands.workloads import Folders
+from megagraph_cli.errors import EXIT_STALE, MgraphError
+from megagraph_cli.graph.graph import Graph
+
+WORKER = "megagraph_cli.runtime.train"
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What to train. ``plan_path`` None: the resumed run's own plan, else plan.json.
+
+    ``sets`` are ``train.key=value`` texts; ``dataset`` and ``recipe``, where given, must agree with the plan.
+    """
+
+    folders: Folders
+    plan_path: Path | None = None
+    device: str | None = None
+    dataset: str | None = None
+    recipe: str | None = None
+    sets: tuple[str, ...] = ()
+    epochs: int | None = None
+    max_steps: int | None = None
+    run_dir: Path | None = None
+    resume: Path | None = None
+    force: bool = False
+    worker: str = WORKER
+
+
+@dataclass(frozen=True)
+class Order:
+    """A checked request: the plan as it will be trained (from ``source``, ``changed`` or not) and on which device.
+
+    ``overrides`` are all changes of the recipe since the plan was made, those of the resumed run included.
+    """
+
+    plan: Plan
+    source: Path
+    changed: bool
+    device: Device
+    overrides: dict[str, Any]
+
+
+def check(request: TrainRequest) -> Order:
+    """The order that a request comes to. Raises MgraphError: bad usage or plan (2), plan and request disagree (4)."""
+    if request.resume is not None:
+        rundir.planned(request.run_dir, request.resume, "")
+    source = _plan_path(request)
+    plan = Plan.load(source, force=request.force)
+    if plan.hosts != 1:
+        raise MgraphError(f"{source} is for {plan.hosts} hosts but this version trains on one; search again")
+    if not request.force:
+        recipes.check_matches(plan.workload, source, dataset=request.dataset, recipe=request.recipe, sets=())
+    new = _overrides(request)
+    earlier = rundir.overrides_of(request.resume) if request.resume is not None else {}
+    workload = plan.workload
+    if request.resume is not None and request.plan_path is not None:
+        workload = _changed(workload, earlier)
+        _check_same_workload(workload, request.resume, source)
+    if request.resume is not None:
+        _check_resumable(new, workload, request.resume)
+    workload = _changed(workload, new)
+    device = _device(request, plan, source)
+    check_workers(device, plan.gpus)
+    forced = plan.digest is not None and not plan.digest_matches()
+    return Order(
+        plan=plan.model_copy(update={"workload": workload}),
+        source=source,
+        changed=workload != plan.workload or forced,
+        device=device,
+        overrides=earlier | new,
+    )
+
+
+def check_graph(workload: Workload, graph: Graph, source: Path, *, force: bool) -> None:
+    """That the graph is the one the plan was made for. Raises MgraphError (exit 4); ``force`` passes it."""
+    if force or workload.graph is None or workload.graph.digest == graph.digest:
+        return
+    raise MgraphError(
+        f"{source} was made for another content of {workload.dataset.name} (its digest differs from the prepared "
+        "graph's); run mgraph profile again, or pass --force",
+        EXIT_STALE,
+    )
+
+
+def _plan_path(request: TrainRequest) -> Path:
+    if request.plan_path is not None:
+        return request.plan_path
+    return Path(rundir.PLAN) if request.resume is None else request.resume / rundir.PLAN
+
+
+def _overrides(request: TrainRequest) -> dict[str, Any]:
+    overrides = recipes.parse_sets(request.sets)
+    for key in overrides:
+        if not key.startswith("train."):
+            raise MgraphError(f"--set {key}: train changes [train] keys alone; profile again with --set {key}=...")
+    if request.epochs is not None:
+        overrides["train.epochs"] = request.epochs
+    return overrides
+
+
+def _changed(workload: Workload, overrides: dict[str, Any]) -> Workload:
+    recipe = recipes.apply(workload.recipe(), overrides)
+    return workload.model_copy(update={"train": recipe.train})
+
+
+def _check_same_workload(workload: Workload, run_dir: Path, source: Path) -> None:
+    theirs = Plan.load(run_dir / rundir.PLAN, force=True).workload
+    for section in ("dataset", "model", "batch", "train"):
+        mine, other = getattr(workload, section), getattr(theirs, section)
+        for key in type(mine).model_fields:
+            if getattr(mine, key) != getattr(other, key):
+                raise MgraphError(
+                    f"{source} has {section}.{key} = {getattr(mine, key)!r} but {run_dir} trains with "
+                    f"{getattr(other, key)!r}; resume under a plan for the same workload",
+                    EXIT_STALE,
+                )
+    if workload.graph and theirs.graph and workload.graph.digest != theirs.graph.digest:
+        raise MgraphError(
+            f"{source} was made for another graph than {run_dir} trains on; resume under a plan for the same graph",
+            EXIT_STALE,
+        )
+
+
+def _check_resumable(overrides: dict[str, Any], workload: Workload, run_dir: Path) -> None:
+    for key, value in overrides.items():
+        if key != "train.epochs" and getattr(workload.train, key.removeprefix("train.")) != value:
+            raise MgraphError(
+                f"--set {key}={value}: {run_dir} trains with another value, and a resumed run may change train.epochs "
+                "alone; start a new run",
+                EXIT_STALE,
+            )
+
+
+def _device(request: TrainRequest, plan: Plan, source: Path) -> Device:
+    if plan.device is None:  # written by hand
+        return choose_device(request.device or "auto")
+    return device_of_artifact(request.device, plan.device, source, force=request.force)

@@ -1,0 +1,108 @@
+"""``mgraph profile``: measure this machine for one workload in a real process group."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from megagraph_cli.artifacts.profile import Profile
+from megagraph_cli.artifacts.workload import Recipe, Workload
+from megagraph_cli.commands.devices import Device, check_writable, choose_device, count_workers
+from megagraph_cli.commands.follow import Follower
+from megagraph_cli.commands.workloads import Folders, prepare, require_targets, workload_of
+from megagraph_cli.console import Bar, Screen
+from megagraph_cli.graph.graph import Graph
+from megagraph_cli.launch import Launch, interrupted, launch
+from megagraph_cli.machine import threads_per_worker
+
+WORKER = "megagraph_cli.runtime.profile"
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What to measure. ``gpus`` None: all cuda devices, or 2 cpu workers; ``device``: auto, cpu or cuda."""
+
+    recipe: Recipe
+    folders: Folders
+    device: str = "auto"
+    gpus: int | None = None
+    quick: bool = False
+    worker: str = WORKER
+
+
+def run(request: ProfileRequest, out: Path, screen: Screen) -> Profile:
+    """Prepare the graph, measure with the workers that train uses, write ``out`` and return what it holds.
+
+    Raises MgraphError: bad data or usage (2), a worker that failed (5, its logs kept), a signal (130).
+    """
+    check_writable(out)
+    device = choose_device(request.device)
+    num_workers = count_workers(device, request.gpus)
+    graph, split = prepare(request.recipe.dataset, request.folders, screen)
+    require_targets(graph, split)
+    workload = workload_of(request.recipe, graph, split)
+    folder = Path(tempfile.mkdtemp(prefix="mgraph-profile-"))
+    measured = _measure(request, workload, graph, device, num_workers, folder, screen)
+    # On failure the folder stays: the error names a log in it.
+    shutil.rmtree(folder)
+    return measured.save(out)
+
+
+def _measure(
+    request: ProfileRequest,
+    workload: Workload,
+    graph: Graph,
+    device: Device,
+    num_workers: int,
+    folder: Path,
+    screen: Screen,
+) -> Profile:
+    job = {
+        "workload": workload.model_dump(mode="json", by_alias=True),
+        "graph_path": str(graph.path),
+        "device": device,
+        "quick": request.quick,
+        "out": str(folder / "profile.json"),
+        "progress_file": str(folder / "progress.jsonl"),
+        "threads": threads_per_worker(num_workers),
+        "launcher_pid": os.getpid(),
+    }
+    job_path = folder / "job.json"
+    job_path.write_text(json.dumps(job, indent=2), encoding="utf-8")
+    progress = Follower(folder / "progress.jsonl")
+    with screen.bar(f"starting {num_workers} {device} workers") as bar:
+        outcome = launch(
+            Launch(
+                worker_module=request.worker,
+                job_path=job_path,
+                num_workers=num_workers,
+                log_dir=folder / "logs",
+                on_poll=lambda: _show(progress, bar),
+            )
+        )
+    if outcome.interrupted:
+        shutil.rmtree(folder)
+        raise interrupted("profile", "nothing was written; run it again")
+    return Profile.load(folder / "profile.json")
+
+
+def _show(progress: Follower, bar: Bar) -> None:
+    for line in progress.fresh():
+        bar.at(line["done"], f"measuring {line['what']}", line["total"])
+
+
+def summary(profile: Profile, out: Path) -> dict[str, object]:
+    """The fields of ``mgraph profile --json``."""
+    return {
+        "out": str(out),
+        "dataset": profile.workload.dataset.name,
+        "machine": profile.machine.model_dump(mode="json"),
+        "compute": len(profile.compute),
+        "comm": len(profile.comm),
+        "host": len(profile.host),
+        "digest": profile.digest,
+    }

@@ -1,0 +1,134 @@
+"""The run directory of ``mgraph train``: made without overwriting anything, and run.json when workers could not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megagraph_cli.artifacts.base import write_text
+from megagraph_cli.artifacts.plan import BriefForecast, Plan
+from megagraph_cli.artifacts.run import Failure, Measured, Run
+from megagraph_cli.errors import MgraphError
+
+RUNS = Path("runs")
+JOB, PLAN, RUN, STOP, METRICS = "job.json", "plan.json", "run.json", "stop", "metrics.jsonl"
+
+
+def slug(dataset: str) -> str:
+    """A dataset's name as part of a folder's name: ``/data/my graph.npz`` is ``my-graph``."""
+    stem = "synthetic" if dataset.startswith("synthetic:") else Path(dataset).stem
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", stem).strip("-.") or "run"
+
+
+def planned(asked: Path | None, resume: Path | None, dataset: str) -> Path:
+    """The directory that ``make`` would give now; creates nothing.
+
+    Raises MgraphError (exit 2) when it exists with something in it, or when there is nothing to resume.
+    """
+    if resume is not None:
+        if asked is not None and asked.resolve() != resume.resolve():
+            raise MgraphError("--resume goes on in its own directory; leave --run-dir out")
+        if not (resume / PLAN).is_file():
+            raise MgraphError(f"{resume} is no run directory (it has no {PLAN}); name one that mgraph train made")
+        return resume
+    if asked is not None:
+        if asked.exists() and (not asked.is_dir() or any(asked.iterdir())):
+            raise MgraphError(f"{asked} exists and is not empty; name another with --run-dir, or --resume {asked}")
+        return asked
+    number = 1
+    while (RUNS / f"{slug(dataset)}-{number}").exists():
+        number += 1
+    return RUNS / f"{slug(dataset)}-{number}"
+
+
+def make(asked: Path | None, resume: Path | None, dataset: str) -> Path:
+    """The run directory with ``logs`` and ``checkpoints``. Raises MgraphError (exit 2), as ``planned``."""
+    run_dir = planned(asked, resume, dataset)
+    try:
+        while not _made(run_dir, exist_ok=asked is not None or resume is not None):
+            run_dir = planned(asked, resume, dataset)
+        (run_dir / "logs").mkdir(exist_ok=True)
+        (run_dir / "checkpoints").mkdir(exist_ok=True)
+        (run_dir / STOP).unlink(missing_ok=True)
+    except OSError as error:
+        raise MgraphError(
+            f"{run_dir} cannot be made ({error.strerror}); give a writable place with --run-dir"
+        ) from error
+    return run_dir
+
+
+def _made(run_dir: Path, *, exist_ok: bool) -> bool:
+    # Another mgraph may take the same number in between: whoever creates the folder has it.
+    try:
+        run_dir.mkdir(parents=True, exist_ok=exist_ok)
+    except FileExistsError:
+        if exist_ok or not run_dir.exists():
+            raise
+        return False
+    return True
+
+
+def put_plan(run_dir: Path, plan: Plan, source: Path, *, changed: bool) -> None:
+    """plan.json: the given file as it is, or the changed plan with a digest of its own."""
+    if changed:
+        plan.save(run_dir / PLAN)
+    elif source.resolve() != (run_dir / PLAN).resolve():
+        shutil.copyfile(source, run_dir / PLAN)
+
+
+def put_job(run_dir: Path, job: Mapping[str, Any]) -> Path:
+    """job.json, the workers' one argument."""
+    path = run_dir / JOB
+    write_text(path, json.dumps(job, indent=2, sort_keys=True) + "\n")
+    return path
+
+
+def overrides_of(run_dir: Path) -> dict[str, Any]:
+    """What the recipe of an earlier run was changed by: ``{"train.key": value}``."""
+    path = run_dir / JOB
+    if not path.exists():
+        return {}
+    try:
+        overrides: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")).get("overrides", {})
+    except json.JSONDecodeError as error:
+        raise MgraphError(f"{path} is not whole JSON ({error}); start a new run") from error
+    return overrides
+
+
+def stamp(run_dir: Path) -> tuple[int, int] | None:
+    """Tells one run.json from the next: its inode and time of change, None where there is none."""
+    path = run_dir / RUN
+    if not path.exists():
+        return None
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def record(run_dir: Path, plan: Plan, failure: Failure | None) -> Run:
+    """run.json for workers that could not write their own: failed with ``failure``, else interrupted.
+
+    Keeps the epochs that an earlier run.json of this directory tells of; nothing of this launch was measured.
+    """
+    path = run_dir / RUN
+    earlier = Run.load(path, force=True) if path.exists() else None
+    forecast = plan.predicted
+    predicted = None
+    if forecast is not None:
+        predicted = BriefForecast(step_s=forecast.step_s, peak_bytes=forecast.peak_bytes)
+    run = Run(
+        status="failed" if failure else "interrupted",
+        rng_seed=plan.workload.train.rng_seed,
+        epochs=earlier.epochs if earlier else [],
+        best_epoch=earlier.best_epoch if earlier else None,
+        test_score=None,
+        data_stall_s=None,
+        ranks=[],
+        predicted=predicted,
+        measured=Measured(step_s=None, peak_bytes=None),
+        failure=failure,
+    )
+    return run.save(path)

@@ -1,0 +1,106 @@
+"""``mgraph train``: carry out a plan with torchrun workers and say what became of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from megagraph_cli.artifacts.run import Run
+from megagraph_cli.commands import orders, rundir
+from megagraph_cli.commands.follow import Follower
+from megagraph_cli.commands.orders import Order, TrainRequest
+from megagraph_cli.commands.workloads import prepare, require_targets
+from megagraph_cli.console import Bar, Screen
+from megagraph_cli.errors import EXIT_WORKER, MgraphError
+from megagraph_cli.failures import WorkerFailed
+from megagraph_cli.launch import Launch, free_port, interrupted, launch, torchrun_command
+from megagraph_cli.layout.batches import steps_per_epoch
+from megagraph_cli.machine import threads_per_worker
+
+__all__ = ["TrainRequest", "command_line", "run"]
+
+
+def run(request: TrainRequest, screen: Screen) -> tuple[Run, Path]:
+    """Train; gives what run.json holds and the run directory.
+
+    Raises MgraphError: bad input (2), plan, dataset or device that do not agree (4), a worker that failed (5, with
+    run.json saying which and why), a signal (130, with a checkpoint).
+    """
+    order = orders.check(request)
+    dataset = order.plan.workload.dataset
+    graph, split = prepare(dataset, request.folders, screen)
+    require_targets(graph, split)
+    orders.check_graph(order.plan.workload, graph, order.source, force=request.force)
+    run_dir = rundir.make(request.run_dir, request.resume, dataset.name)
+    rundir.put_plan(run_dir, order.plan, order.source, changed=order.changed)
+    job_path = rundir.put_job(run_dir, _job(request, order, graph.path, run_dir))
+    steps = steps_per_epoch(int(split.train.size), order.plan.workload.batch.batch_size)
+    _launch(request, order, job_path, steps * order.plan.workload.train.epochs, screen)
+    return _result(run_dir), run_dir
+
+
+def command_line(request: TrainRequest) -> list[str]:
+    """The torchrun command that ``run`` would start (``--dry-run``): checks the plan, writes nothing."""
+    order = orders.check(request)
+    run_dir = rundir.planned(request.run_dir, request.resume, order.plan.workload.dataset.name)
+    return torchrun_command(request.worker, run_dir / rundir.JOB, order.plan.gpus, free_port())
+
+
+def _job(request: TrainRequest, order: Order, graph_path: Path, run_dir: Path) -> dict[str, object]:
+    return {
+        "plan": str(run_dir / rundir.PLAN),
+        "run_dir": str(run_dir),
+        "graph_path": str(graph_path),
+        "device": order.device,
+        "epochs": order.plan.workload.train.epochs,
+        "max_steps": request.max_steps,
+        "resume": request.resume is not None,
+        "stop_file": str(run_dir / rundir.STOP),
+        "threads": threads_per_worker(order.plan.gpus),
+        "launcher_pid": os.getpid(),
+        "overrides": order.overrides,
+    }
+
+
+def _launch(request: TrainRequest, order: Order, job_path: Path, total_steps: int, screen: Screen) -> None:
+    """Start the workers and see to it that run.json tells of this launch, however it ended."""
+    plan, run_dir = order.plan, job_path.parent
+    dims = plan.dims.parallel()
+    before = rundir.stamp(run_dir)
+    metrics = Follower(run_dir / rundir.METRICS, skip_existing=True)
+    total = min(total_steps, request.max_steps or total_steps)
+    with screen.bar(f"starting {plan.gpus} {order.device} workers", total) as bar:
+        spec = Launch(
+            worker_module=request.worker,
+            job_path=job_path,
+            num_workers=plan.gpus,
+            log_dir=run_dir / "logs",
+            stop_file=run_dir / rundir.STOP,
+            place_of=lambda rank: dims.place(rank, plan.mesh_order),
+            on_poll=lambda: _show_progress(metrics, bar),
+        )
+        try:
+            outcome = launch(spec)
+        except WorkerFailed as error:
+            rundir.record(run_dir, plan, error.failure)
+            raise
+    if rundir.stamp(run_dir) != before:
+        return
+    if not outcome.interrupted:
+        raise MgraphError(f"the workers ended without a {rundir.RUN}; see {run_dir / 'logs'}", EXIT_WORKER)
+    rundir.record(run_dir, plan, None)
+
+
+def _show_progress(metrics: Follower, bar: Bar) -> None:
+    for line in metrics.fresh():
+        bar.at(line["step"], f"epoch {line['epoch']} step {line['step']} loss {line['loss']:.4f}")
+
+
+def _result(run_dir: Path) -> Run:
+    result = Run.load(run_dir / rundir.RUN)
+    if result.status == "interrupted":
+        raise interrupted("training", f"go on with mgraph train --resume {run_dir}")
+    if result.status == "failed":
+        said = result.failure.message if result.failure else f"see {run_dir / 'logs'}"
+        raise MgraphError(f"training failed: {said}", EXIT_WORKER)
+    return result

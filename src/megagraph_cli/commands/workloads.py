@@ -1,0 +1,88 @@
+"""The prepared graph of a workload, and what later commands need to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from megagraph_cli.artifacts.workload import DatasetSection, GraphInfo, Recipe, Workload
+from megagraph_cli.console import Screen
+from megagraph_cli.errors import MgraphError
+from megagraph_cli.graph.graph import Graph, SparseFeatures, Split
+from megagraph_cli.graph.prepare import load_graph
+from megagraph_cli.graph.splits import make_split
+
+_BLOCK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where raw files lie (``root``), where prepared graphs go (``cache``), whether a download is accepted."""
+
+    root: Path
+    cache: Path
+    accept_download: bool = False
+
+
+def prepare(dataset: DatasetSection, folders: Folders, screen: Screen) -> tuple[Graph, Split]:
+    """The prepared graph and its split. Raises MgraphError (exit 2) on bad data or a split that cannot be."""
+    graph = load_graph(
+        dataset.name,
+        folders.root,
+        folders.cache,
+        accept_download=folders.accept_download,
+        progress=screen.step,
+    )
+    return graph, make_split(graph, dataset.split, dataset.split_seed)
+
+
+def require_targets(graph: Graph, split: Split) -> None:
+    """That there is something to train on. Raises MgraphError (exit 2)."""
+    if not split.train.size:
+        raise MgraphError(
+            f"{graph.name} has no labelled node to train on under this split; choose another with --set dataset.split"
+        )
+
+
+def graph_info(graph: Graph, split: Split) -> GraphInfo:
+    """What later commands need to know of a graph without opening it."""
+    return GraphInfo(
+        digest=graph.digest,
+        nodes=graph.num_nodes,
+        edges=graph.num_edges,
+        features=graph.num_features,
+        feature_density=feature_density(graph),
+        classes=graph.num_classes,
+        clusters=graph.num_clusters,
+        train=int(split.train.size),
+        val=int(split.val.size),
+        test=int(split.test.size),
+    )
+
+
+def workload_of(recipe: Recipe, graph: Graph, split: Split) -> Workload:
+    """The resolved recipe together with what is known of its prepared graph."""
+    return Workload(
+        dataset=recipe.dataset,
+        model=recipe.model,
+        batch=recipe.batch,
+        train=recipe.train,
+        graph=graph_info(graph, split),
+    )
+
+
+def feature_density(graph: Graph) -> float:
+    """Share of the nodes' feature entries [V, F] that are not zero; super nodes, which are means, left out."""
+    features, size = graph.features, graph.num_nodes * graph.num_features
+    if features is None or not size:
+        return 0.0
+    if isinstance(features, SparseFeatures):
+        stored = features.data[: int(features.indptr[graph.num_nodes])]
+        return int(np.count_nonzero(stored)) / size
+    count = 0
+    for start in range(0, graph.num_nodes, _BLOCK_ROWS):  # a block at a time: the array is mapped, maybe huge
+        stop = min(start + _BLOCK_ROWS, graph.num_nodes)
+        count += int(np.count_nonzero(features.x[start:stop] != 0))
+    return count / size

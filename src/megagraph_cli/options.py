@@ -1,0 +1,45 @@
+"""The options that several commands of the command line share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Device(StrEnum):
+    """Values of --device."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class ScheduleName(StrEnum):
+    """Values of --schedule."""
+
+    gpipe = "gpipe"
+    one_f_one_b = "1f1b"
+
+
+DatasetOption = Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="The graph, or a path to one.")]
+RecipeOption = Annotated[str | None, typer.Option("--recipe", metavar="NAME|FILE", help="A recipe, or a TOML file.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a recipe key; repeatable.")
+]
+RootOption = Annotated[
+    Path | None,
+    typer.Option("--root", help="Where raw data lies or goes.  [default: $MGRAPH_DATA, ~/.cache/mgraph/data]"),
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option("--cache", help="Where prepared graphs go.  [default: $MGRAPH_CACHE, ~/.cache/mgraph/graphs]"),
+]
+DeviceOption = Annotated[Device | None, typer.Option("--device", help="auto, cpu (gloo) or cuda (NCCL).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object on stdout.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Accept a download.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Accept a changed artifact or another dataset or device.")]
+GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="Workers, one device each.")]
