@@ -29,6 +29,8 @@ class Dataset:
     licence: str
     source: str
     remotes: tuple[Remote, ...] = ()
+    revision: int = 1
+    """To be raised when the same files come to mean another graph, so that older stores are not taken for it."""
 
 
 REGISTRY: dict[str, Dataset] = {}
@@ -59,7 +61,7 @@ def resolve(name: str, root: Path) -> tuple[Dataset, Path]:
     path = Path(name).expanduser()
     if path.suffix in USER_READERS:
         return _user_file(name, path)
-    if path.exists():
+    if path.is_file():
         raise MgraphError(f"{name} is not a graph file; give a .npz or a .pt file")
     near = difflib.get_close_matches(name.lower(), REGISTRY, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""

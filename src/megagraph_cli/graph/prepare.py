@@ -76,9 +76,14 @@ def _require_files(dataset: Dataset, folder: Path, accept_download: bool, report
 def _store_name(dataset: Dataset, folder: Path) -> str:
     """The dataset's name and a hash of what the store is made from: file sizes and times, the store's version."""
     stats = [(file, (folder / file).stat()) for file in dataset.files]
-    made_from = [store.STORE_VERSION, dataset.name, [[file, at.st_size, at.st_mtime_ns] for file, at in stats]]
-    if dataset.name not in datasets.REGISTRY:
-        made_from.append(dataset.source)  # two files of one name, size and time in different folders
+    # A user's file goes by its resolved path: one store however the path is spelled.
+    users_own = bool(dataset.files) and dataset.name not in datasets.REGISTRY
+    made_from = [
+        store.STORE_VERSION,
+        dataset.revision,
+        dataset.source if users_own else dataset.name,
+        [[file, at.st_size, at.st_mtime_ns] for file, at in stats],
+    ]
     key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
     slug = re.sub(r"[^A-Za-z0-9]+", "-", Path(dataset.name).stem)[:40].strip("-")
     return f"{slug}-{key}"

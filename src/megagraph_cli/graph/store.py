@@ -200,7 +200,7 @@ def publish(path: Path, fill: Callable[[Path], None]) -> None:
 
     The caller holds the lock (``exclusive``). Whatever ``fill`` raises leaves nothing behind.
     """
-    aside = path.with_name(f".{path.name}.tmp")
+    aside = _aside_path(path)
     aside.mkdir()
     try:
         fill(aside)
@@ -209,6 +209,10 @@ def publish(path: Path, fill: Callable[[Path], None]) -> None:
         aside.rename(path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _lock_path(path: Path) -> Path:
@@ -245,12 +249,18 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _sweep(path: Path) -> None:
-    """Removes what killed preparations left in the cache: own leftovers, and others' that nobody holds a lock on."""
-    for aside in path.parent.glob(".*.tmp"):
-        owner = path.with_name(aside.name.removeprefix(".").removesuffix(".tmp"))
-        if owner == path:
-            shutil.rmtree(aside)
-            continue
-        with _locked(_lock_path(owner), wait=False) as held:
+    """Removes what killed preparations left in the cache: own leftovers, and others' that nobody holds a lock on.
+
+    The caller holds the lock of ``path``.
+    """
+    own = _aside_path(path)
+    if own.exists():
+        shutil.rmtree(own)
+    left_over = {
+        item.name[1:].rpartition(".")[0] for suffix in ("tmp", "lock") for item in path.parent.glob(f".*.{suffix}")
+    }
+    for name in sorted(left_over - {path.name}):
+        other = path.with_name(name)
+        with _locked(_lock_path(other), wait=False) as held:
             if held:
-                shutil.rmtree(aside, ignore_errors=True)
+                shutil.rmtree(_aside_path(other), ignore_errors=True)

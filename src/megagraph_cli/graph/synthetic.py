@@ -213,13 +213,13 @@ def _gaussian(labels: NDArray[np.int64], spec: Spec, rng: np.random.Generator) -
 _DEMO = Spec(nodes=4000, edges=16000, classes=5, seed=7)
 _DEMO_WORDS = 100
 _DEMO_WORD_RATE = 0.06
-_DEMO_OWN_RATE = 0.105
+_DEMO_OWN_RATE = 0.12
 
 
 def generate_demo() -> RawGraph:
     """The demo: 4,000 nodes in five communities of power-law degrees, all labelled, with binary word features.
 
-    A class uses its own twenty words less than twice as often as the others', about six words a node in all: the
+    A class uses its own twenty words twice as often as the others, about seven words a node in all: the
     features alone say little, those of a few neighbours together say much.
     """
     rng = np.random.default_rng(_DEMO.seed)

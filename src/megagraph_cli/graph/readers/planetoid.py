@@ -52,6 +52,16 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
+def _encode(text: str, encoding: str) -> bytes:
+    """Bytes as Python 3 writes them into a pickle of protocol 2."""
+    if encoding != "latin1":
+        raise ValueError(f"bytes in the encoding {encoding}")
+    return text.encode("latin1")
+
+
+_ALLOWED["_codecs", "encode"] = _encode
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, path: Path, file: Any) -> None:
         super().__init__(file, encoding="latin1")
@@ -133,7 +143,7 @@ def read_planetoid(folder: Path, name: str) -> RawGraph:
     labels[test] = ty.argmax(axis=1)
     train, val, masked = (np.zeros((1, num_nodes), dtype=np.bool_) for _ in range(3))
     train[0, : parts["y"].shape[0]] = True
-    val[0, parts["y"].shape[0] : parts["y"].shape[0] + _NUM_VAL] = True
+    val[0, parts["y"].shape[0] : min(parts["y"].shape[0] + _NUM_VAL, first)] = True
     masked[0, test] = True
     features = _place_rows(allx, tx, test, num_nodes)
     return RawGraph(origin, num_nodes, tails, heads, labels, features, Masks(train, val, masked))

@@ -75,7 +75,8 @@ def compact_labels(origin: str, labels: NDArray[Any], num_nodes: int) -> tuple[N
         )
     if labels.dtype.kind not in "iufb":
         raise MgraphError(f"{origin} has labels of type {labels.dtype}; store them as whole numbers, -1 for none")
-    whole = labels.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # NaN casts to something that differs from it, and is refused below
+        whole = labels.astype(np.int64)
     if labels.dtype.kind == "f" and not np.array_equal(whole, labels):
         raise MgraphError(f"{origin} has a label that is not a whole number; number the classes from 0, -1 for none")
     if whole.size and int(whole.min()) < -1:
