@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 from megagraph_cli.artifacts.run import Run
+from megagraph_cli.artifacts.workload import GraphInfo
 from megagraph_cli.commands import orders, rundir
 from megagraph_cli.commands.follow import Follower
 from megagraph_cli.commands.orders import Order, TrainRequest
-from megagraph_cli.commands.workloads import prepare, require_targets
+from megagraph_cli.commands.workloads import graph_info, prepare, require_targets
 from megagraph_cli.console import Bar, Screen
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.failures import WorkerFailed
@@ -33,7 +34,7 @@ def run(request: TrainRequest, screen: Screen) -> tuple[Run, Path]:
     orders.check_graph(order.plan.workload, graph, order.source, force=request.force)
     run_dir = rundir.make(request.run_dir, request.resume, dataset.name)
     rundir.put_plan(run_dir, order.plan, order.source, changed=order.changed)
-    job_path = rundir.put_job(run_dir, _job(request, order, graph.path, run_dir))
+    job_path = rundir.put_job(run_dir, _job(request, order, graph.path, graph_info(graph, split), run_dir))
     steps = steps_per_epoch(int(split.train.size), order.plan.workload.batch.batch_size)
     _launch(request, order, job_path, steps * order.plan.workload.train.epochs, screen)
     return _result(run_dir), run_dir
@@ -46,11 +47,12 @@ def command_line(request: TrainRequest) -> list[str]:
     return torchrun_command(request.worker, run_dir / rundir.JOB, order.plan.gpus, free_port())
 
 
-def _job(request: TrainRequest, order: Order, graph_path: Path, run_dir: Path) -> dict[str, object]:
+def _job(request: TrainRequest, order: Order, graph_path: Path, graph: GraphInfo, run_dir: Path) -> dict[str, object]:
     return {
         "plan": str(run_dir / rundir.PLAN),
         "run_dir": str(run_dir),
         "graph_path": str(graph_path),
+        "graph": graph.model_dump(mode="json"),
         "device": order.device,
         "epochs": order.plan.workload.train.epochs,
         "max_steps": request.max_steps,

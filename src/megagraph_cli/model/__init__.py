@@ -1,1 +1,1 @@
-
+"""The graph transformer as plain nn modules: blind to ranks, graphs and files."""

@@ -1,0 +1,158 @@
+"""Topology channels of the attention bias: powers of the induced normalised adjacency (paper.md, "Bias channels").
+
+Legend: B sequences, S all rows, R rows of this rank, P context ranks (owners of column blocks), N node rows,
+Q distinct clusters of a sequence, M bias channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megagraph_cli.layout.rows import RowLayout
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Induced adjacency of one micro-batch, whole sequences, the same on every rank of a replica.
+
+    ``node_bits`` uint8 [B, N, ceil(N/8)] (A + I, little-endian bits), ``node_scale`` [B, N];
+    ``coarse_bits`` uint8 [B, Q, ceil(Q/8)], ``coarse_scale`` [B, Q]; ``coarse_index`` [B, N + N_s] places each
+    row among the distinct clusters; ``real`` bool [B, N + N_s] is False on padding rows.
+    """
+
+    node_bits: Tensor
+    node_scale: Tensor
+    coarse_bits: Tensor
+    coarse_scale: Tensor
+    coarse_index: Tensor
+    real: Tensor
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Where the global tokens lie inside one block of rows: local positions [start, stop) hold tokens first, ..."""
+
+    start: int
+    stop: int
+    first: int
+
+    @classmethod
+    def of(cls, layout: RowLayout, cp_rank: int) -> TokenRows:
+        rows = layout.rows_of(cp_rank)
+        begin = layout.num_sampled + layout.num_super
+        start = min(max(begin, rows.start), rows.stop)
+        stop = max(start, min(layout.sequence_rows, rows.stop))
+        return cls(start - rows.start, stop - rows.start, start - begin if stop > start else 0)
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def tokens(self) -> slice:
+        """The global tokens that lie here."""
+        return slice(self.first, self.first + self.count)
+
+    @property
+    def rows(self) -> slice:
+        """The local rows they occupy."""
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class AttentionBias:
+    """What attention needs of one micro-batch on one rank, built once per micro-batch and stage.
+
+    ``features`` [P, B, M, R, R]: channels of this rank's rows against the columns of each owner;
+    ``padded_keys`` bool [P, B, R]: columns that nobody may attend to; ``tokens`` the global tokens' places in each
+    owner's block; ``cp_rank`` the block that is this rank's own; ``drop_seed`` the key of this micro-batch's
+    dropout masks.
+    """
+
+    features: Tensor
+    padded_keys: Tensor
+    tokens: tuple[TokenRows, ...]
+    cp_rank: int
+    drop_seed: int = 0
+
+
+def build_bias(
+    topology: Topology,
+    layout: RowLayout,
+    cp_rank: int,
+    *,
+    powers: int,
+    scale: float,
+    dtype: torch.dtype,
+    drop_seed: int = 0,
+) -> AttentionBias:
+    """Channels and masks of this rank's rows; the products are over whole sequences, so no plan changes their order."""
+    batch = topology.node_bits.shape[0]
+    features = topology.node_scale.new_zeros((batch, powers, layout.rows_per_rank, layout.padded_rows), dtype=dtype)
+    _fill_nodes(features, topology, layout, cp_rank)
+    if layout.num_super:
+        _fill_supers(features, topology, layout, cp_rank)
+    if scale != 1.0:
+        features *= scale
+    owned = features.view(batch, powers, layout.rows_per_rank, layout.cp, layout.rows_per_rank)
+    return AttentionBias(
+        features=owned.permute(3, 0, 1, 2, 4).contiguous(),
+        padded_keys=_padded_keys(topology.real, layout),
+        tokens=tuple(TokenRows.of(layout, owner) for owner in range(layout.cp)),
+        cp_rank=cp_rank,
+        drop_seed=drop_seed,
+    )
+
+
+def _adjacency(bits: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Normalised adjacency [B, n, n] from packed bits [B, n, ceil(n/8)] and row scales [B, n]."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    dense = ((bits.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., : scale.shape[-1]].to(dtype)
+    scale = scale.to(dtype)
+    return dense.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
+
+
+def _fill_nodes(features: Tensor, topology: Topology, layout: RowLayout, cp_rank: int) -> None:
+    rows = layout.rows_of(cp_rank)
+    first, last = min(rows.start, layout.num_nodes), min(rows.stop, layout.num_nodes)
+    if first == last:
+        return
+    adjacency_BNN = _adjacency(topology.node_bits, topology.node_scale, features.dtype)
+    power = adjacency_BNN[:, first:last]
+    for channel in range(features.shape[1]):
+        features[:, channel, : last - first, : layout.num_nodes] = power
+        if channel + 1 < features.shape[1]:
+            power = power @ adjacency_BNN
+
+
+def _fill_supers(features: Tensor, topology: Topology, layout: RowLayout, cp_rank: int) -> None:
+    """Pairs with a super node: powers of the coarse adjacency, its columns of super nodes only (thin products)."""
+    nodes, columns = layout.num_nodes, layout.num_nodes + layout.num_super
+    rows = layout.rows_of(cp_rank)
+    coarse_BQQ = _adjacency(topology.coarse_bits, topology.coarse_scale, features.dtype)
+    place = topology.coarse_index.long()
+    thin = place[:, None, nodes:].expand(-1, coarse_BQQ.shape[1], -1)
+    power = torch.gather(coarse_BQQ, 2, thin)
+    mine = slice(min(rows.start, columns), min(rows.stop, columns))
+    supers = slice(min(max(rows.start, nodes), columns), min(max(rows.stop, nodes), columns))
+    for channel in range(features.shape[1]):
+        pairs = torch.gather(power, 1, place[:, :, None].expand(-1, -1, layout.num_super))
+        features[:, channel, : mine.stop - mine.start, nodes:columns] = pairs[:, mine]
+        local = slice(supers.start - rows.start, supers.stop - rows.start)
+        if supers.stop > supers.start:
+            features[:, channel, local, :columns] = pairs[:, :, supers.start - nodes : supers.stop - nodes].transpose(
+                1, 2
+            )
+        if channel + 1 < features.shape[1]:
+            power = coarse_BQQ @ power
+
+
+def _padded_keys(real: Tensor, layout: RowLayout) -> Tensor:
+    batch, known = real.shape
+    padded = real.new_ones((batch, layout.padded_rows))
+    padded[:, :known] = ~real
+    padded[:, known : layout.sequence_rows] = False
+    return padded.view(batch, layout.cp, layout.rows_per_rank).transpose(0, 1).contiguous()

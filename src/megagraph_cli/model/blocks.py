@@ -1,0 +1,104 @@
+"""The pre-norm transformer layer: y = LN(h); h += W_o attention(y); h += W_2 GELU(W_1 LN(h)).
+
+Legend: B sequences, R rows of this rank, H heads, D hidden, E head dim, M bias channels, G global tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from megagraph_cli.model.attention import Attend, BiasWeights, Drop
+from megagraph_cli.model.bias import AttentionBias
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes and dropout rates that all layers of a model share."""
+
+    hidden_dim: int
+    ffn_dim: int
+    num_heads: int
+    bias_powers: int
+    dropout: float
+    attention_dropout: float
+
+
+class BiasedAttention(nn.Module):
+    """Multi-head attention with W_bias (M x H) and b_bias (H) of its own; ``attend`` decides where keys live."""
+
+    def __init__(self, shape: LayerShape, attend: Attend, index: int) -> None:
+        super().__init__()
+        d = shape.hidden_dim
+        self.qkv = nn.Linear(d, 3 * d)
+        self.out = nn.Linear(d, d)
+        self.bias_weight = nn.Parameter(torch.empty(shape.bias_powers, shape.num_heads))
+        self.bias_offset = nn.Parameter(torch.empty(shape.num_heads))
+        self.num_heads = shape.num_heads
+        self.head_dim = d // shape.num_heads
+        self.dropout = shape.attention_dropout
+        self.attend = attend
+        self.index = index
+
+    def forward(self, y_BRD: Tensor, bias: AttentionBias, token_GM: Tensor) -> Tensor:
+        q, k, v = torch.split(self.qkv(y_BRD), self.qkv.in_features, dim=-1)
+        heads = self.attend(
+            self._heads(q) * self.head_dim**-0.5, self._heads(k), self._heads(v), bias, *self._learned(bias, token_GM)
+        )
+        return self._merge(heads)
+
+    def target(self, y_BRD: Tensor, bias: AttentionBias, token_GM: Tensor) -> Tensor:
+        """Attention of the first row alone [B, 1, D]: queries for one row, keys and values for all."""
+        d = self.qkv.in_features
+        weight, offset = self.qkv.weight, self.qkv.bias
+        q = functional.linear(y_BRD[:, :1], weight[:d], offset[:d])
+        k, v = torch.split(functional.linear(y_BRD, weight[d:], offset[d:]), d, dim=-1)
+        heads = self.attend.target(
+            self._heads(q) * self.head_dim**-0.5, self._heads(k), self._heads(v), bias, *self._learned(bias, token_GM)
+        )
+        return self._merge(heads)
+
+    def _learned(self, bias: AttentionBias, token_GM: Tensor) -> tuple[BiasWeights, Drop | None]:
+        weights = BiasWeights(self.bias_weight, self.bias_offset, token_GM @ self.bias_weight)
+        drop = Drop(self.dropout, bias.drop_seed + 4096 * self.index) if self.training and self.dropout else None
+        return weights, drop
+
+    def _heads(self, x_BRD: Tensor) -> Tensor:
+        batch, rows, _ = x_BRD.shape
+        return x_BRD.view(batch, rows, self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _merge(self, heads_BHRE: Tensor) -> Tensor:
+        merged: Tensor = self.out(heads_BHRE.transpose(1, 2).flatten(2))
+        return merged
+
+
+class Layer(nn.Module):
+    """One transformer layer; ``target`` computes it for the target row alone (the last layer needs no other)."""
+
+    def __init__(self, shape: LayerShape, attend: Attend, index: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.hidden_dim)
+        self.attention = BiasedAttention(shape, attend, index)
+        self.norm2 = nn.LayerNorm(shape.hidden_dim)
+        self.up = nn.Linear(shape.hidden_dim, shape.ffn_dim)
+        self.down = nn.Linear(shape.ffn_dim, shape.hidden_dim)
+        self.dropout = shape.dropout
+
+    def forward(self, x_BRD: Tensor, bias: AttentionBias, token_GM: Tensor) -> Tensor:
+        x_BRD = x_BRD + self._drop(self.attention(self.norm1(x_BRD), bias, token_GM))
+        return x_BRD + self._drop(self._feed_forward(x_BRD))
+
+    def target(self, x_BRD: Tensor, bias: AttentionBias, token_GM: Tensor) -> Tensor:
+        """[B, R, D] -> [B, 1, D]: the first row of this rank."""
+        row = x_BRD[:, :1] + self._drop(self.attention.target(self.norm1(x_BRD), bias, token_GM))
+        return row + self._drop(self._feed_forward(row))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(functional.gelu(self.up(self.norm2(x))))
+        return out
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training)

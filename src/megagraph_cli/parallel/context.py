@@ -1,0 +1,231 @@
+"""Graph-aware context parallelism (GA-CP): rows of a sequence over the ranks of one axis, K/V blocks round a ring.
+
+A rank keeps the bias of its own rows against all columns; at each hop it takes the columns of the visiting block's
+owner and adds them to the scores before the softmax update, so the running maximum and sum see the biased score
+(MegaGraph, "GA-CP"). The backward sends K/V round once more, recomputes the scores, and lets dK/dV ride home.
+
+Legend: B sequences, R rows of this rank, H heads, E head dim, M bias channels, G global tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+KV_TAG, GRAD_TAG = 0, 1
+
+
+class Kernel(Protocol):
+    """One block of biased attention: what the model's kernel offers, with ``block`` and ``weights`` opaque here."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, block: Any, weights: Any) -> tuple[Tensor, Tensor]:
+        """Normalised output [B, H, R, E] and log-sum-exp [B, H, R] of one block."""
+        ...
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        delta: Tensor,
+        lse: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        block: Any,
+        weights: Any,
+    ) -> Any:
+        """Gradients named q, k, v, channel, offset, token of one block."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Neighbours on the context axis. ``rank`` and ``size`` are within ``group``."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    @property
+    def _next(self) -> int:
+        return dist.get_global_rank(self.group, (self.rank + 1) % self.size)
+
+    @property
+    def _previous(self) -> int:
+        return dist.get_global_rank(self.group, (self.rank - 1) % self.size)
+
+    def exchange(self, outgoing: Tensor, incoming: Tensor, tag: int) -> list[dist.Work]:
+        """Start one hop: ``outgoing`` to the next rank, ``incoming`` from the previous one."""
+        return list(
+            dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, outgoing, self._next, self.group, tag),
+                    dist.P2POp(dist.irecv, incoming, self._previous, self.group, tag),
+                ]
+            )
+        )
+
+    def visit(self, own: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield (owner, its block), own block first, with the next hop in flight while the caller computes.
+
+        ``own`` must be contiguous and is overwritten: it and one more buffer are all that travels.
+        """
+        current, spare = own, torch.empty_like(own) if self.size > 1 else own
+        for hop in range(self.size):
+            works = self.exchange(current, spare, KV_TAG) if hop + 1 < self.size else []
+            yield (self.rank - hop) % self.size, current
+            wait_all(works)
+            current, spare = spare, current
+
+
+def wait_all(works: list[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+def merge(out: Tensor, lse: Tensor, more_out: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Join two partial attentions over disjoint keys.
+
+    With Z = exp(lse), the whole output is (Z1 out1 + Z2 out2) / (Z1 + Z2) = out1 exp(lse1 - lse) + out2
+    exp(lse2 - lse), lse = log(Z1 + Z2).
+    """
+    total = torch.logaddexp(lse, more_lse)
+    return out * (lse - total).exp().unsqueeze(-1) + more_out * (more_lse - total).exp().unsqueeze(-1), total
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        channel: Tensor,
+        offset: Tensor,
+        token: Tensor,
+        call: RingCall,
+    ) -> Tensor:
+        weights = call.weights(channel, offset, token)
+        out: Tensor | None = None
+        lse: Tensor | None = None
+        for owner, (k_block, v_block) in call.ring.visit(torch.stack((k, v))):
+            part, part_lse = call.kernel.forward(q, k_block, v_block, call.block(owner), weights)
+            if out is None or lse is None:
+                out, lse = part, part_lse
+            else:
+                out, lse = merge(out, lse, part, part_lse)
+        assert out is not None
+        assert lse is not None
+        out = out.to(v.dtype)
+        ctx.save_for_backward(q, k, v, out, lse, channel, offset, token)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, channel, offset, token = ctx.saved_tensors
+        call: RingCall = ctx.call
+        weights = call.weights(channel, offset, token)
+        grad_out = grad_out.contiguous()
+        delta = (grad_out * out).sum(dim=-1).to(lse.dtype)
+        local: list[Tensor] = []
+        travelling: Tensor | None = None
+        works: list[dist.Work] = []
+        for owner, (k_block, v_block) in call.ring.visit(torch.stack((k, v))):
+            grads = call.kernel.backward(grad_out, delta, lse, q, k_block, v_block, call.block(owner), weights)
+            mine = [grads.q, grads.channel, grads.offset, grads.token]
+            local = [a + b for a, b in zip(local, mine, strict=True)] if local else mine
+            kv_grad = torch.stack((grads.k, grads.v))
+            wait_all(works)
+            if travelling is not None:
+                kv_grad += travelling
+            # ``outgoing`` holds on to what is being sent until the next hop has waited for it.
+            outgoing, travelling = kv_grad, torch.empty_like(kv_grad)
+            works = call.ring.exchange(outgoing, travelling, GRAD_TAG)
+        wait_all(works)
+        assert travelling is not None
+        grad_k, grad_v = travelling
+        like = (q, k, v, channel, offset, token)
+        full = (local[0], grad_k, grad_v, local[1], local[2], local[3])
+        return (*(grad.to(tensor.dtype) for grad, tensor in zip(full, like, strict=True)), None)
+
+
+class _TargetAttention(torch.autograd.Function):
+    """Row 0 as the only query: every rank attends from it to its own keys, partial results merged by log-sum-exp."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        channel: Tensor,
+        offset: Tensor,
+        token: Tensor,
+        call: RingCall,
+    ) -> Tensor:
+        ring = call.ring
+        q = q.clone(memory_format=torch.contiguous_format)
+        dist.broadcast(q, group=ring.group, group_src=0)
+        part, part_lse = call.kernel.forward(q, k, v, call.block(ring.rank), call.weights(channel, offset, token))
+        packed = torch.cat((part, part_lse.unsqueeze(-1)), dim=-1)
+        parts = [torch.empty_like(packed) for _ in range(ring.size)]
+        dist.all_gather(parts, packed, group=ring.group)
+        out, lse = parts[0][..., :-1], parts[0][..., -1]
+        for other in parts[1:]:
+            out, lse = merge(out, lse, other[..., :-1], other[..., -1])
+        out = out.to(v.dtype)
+        ctx.save_for_backward(q, k, v, out, lse, channel, offset, token)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, channel, offset, token = ctx.saved_tensors
+        call: RingCall = ctx.call
+        ring = call.ring
+        # Only rank 0's copy of the row leads to the loss, so only its gradient counts.
+        grad_out = grad_out.clone(memory_format=torch.contiguous_format)
+        dist.broadcast(grad_out, group=ring.group, group_src=0)
+        delta = (grad_out * out).sum(dim=-1).to(lse.dtype)
+        grads = call.kernel.backward(
+            grad_out, delta, lse, q, k, v, call.block(ring.rank), call.weights(channel, offset, token)
+        )
+        grad_q = grads.q.contiguous()
+        dist.all_reduce(grad_q, group=ring.group)
+        if ring.rank != 0:
+            grad_q = torch.zeros_like(grad_q)
+        like = (q, k, v, channel, offset, token)
+        full = (grad_q, grads.k, grads.v, grads.channel, grads.offset, grads.token)
+        return (*(grad.to(tensor.dtype) for grad, tensor in zip(full, like, strict=True)), None)
+
+
+@dataclass(frozen=True)
+class RingCall:
+    """What one attention call needs besides tensors: the ring, the kernel, and the model's block and weight makers."""
+
+    ring: Ring
+    kernel: Kernel
+    block: Callable[[int], Any]
+    weights: Callable[[Tensor, Tensor, Tensor], Any]
+
+
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor], call: RingCall) -> Tensor:
+    """Biased attention of this rank's rows over the rows of all ranks of the ring: [B, H, R, E].
+
+    ``weights`` = (channel [M, H], offset [H], token [G, H]); gradients of all six tensors are this rank's share.
+    """
+    out: Tensor = _RingAttention.apply(q, k, v, *weights, call)  # type: ignore[no-untyped-call]
+    return out
+
+
+def ring_target_attention(
+    q: Tensor, k: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor], call: RingCall
+) -> Tensor:
+    """Attention of row 0 over the rows of all ranks: [B, H, 1, E], the same on each; q counts on rank 0 only."""
+    out: Tensor = _TargetAttention.apply(q, k, v, *weights, call)  # type: ignore[no-untyped-call]
+    return out

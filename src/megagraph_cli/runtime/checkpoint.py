@@ -1,0 +1,147 @@
+"""Checkpoints by global parameter name, so that any plan can go on from what another wrote.
+
+A checkpoint is a folder: one ``part-<stage>.pt`` for each stage and ``state.json``. It is written aside and
+renamed, so a folder under its final name is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from megagraph_cli.artifacts.run import EpochRecord
+from megagraph_cli.errors import EXIT_STALE, MgraphError
+from megagraph_cli.runtime.build import SHARED_PARAMETERS
+from megagraph_cli.runtime.step import TrainStep
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_KEPT = 2
+
+
+class TrainState(BaseModel):
+    """Where training stands, plan-independent: positions are in global targets and optimizer steps."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    workload_digest: str
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 1
+    """The epoch in progress, from 1."""
+    targets_done: int = 0
+    """Targets of that epoch already trained on."""
+    loss_sum: float = 0.0
+    """Sum over its steps of loss x targets."""
+    sampling_weights: list[float]
+    epochs: list[EpochRecord] = []
+    best_epoch: int | None = None
+    best_step: int | None = None
+
+
+def checkpoint_path(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:09d}"
+
+
+def save_checkpoint(run_dir: Path, state: TrainState, train: TrainStep) -> None:
+    """Write a checkpoint; every rank calls it, one rank of each stage writes."""
+    final = checkpoint_path(run_dir, state.step)
+    aside = final.with_name(f".{final.name}.part")
+    mesh = train.parts.mesh
+    leader = dist.get_rank() == 0
+    if leader:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    dist.barrier()
+    if mesh.place.dp == 0 and mesh.place.cp == 0:
+        torch.save(_own_tensors(train), aside / f"part-{mesh.place.pp}.pt")
+    dist.barrier()
+    if leader:
+        (aside / "state.json").write_text(state.model_dump_json(indent=2), encoding="utf-8")
+        shutil.rmtree(final, ignore_errors=True)
+        aside.rename(final)
+        _prune(run_dir, state)
+    dist.barrier()
+
+
+def _own_tensors(train: TrainStep) -> dict[str, dict[str, Tensor]]:
+    """Parameters and moments of this stage by global name; a shared parameter is written by the first stage only."""
+    mesh = train.parts.mesh
+    names = [name for name in train.parameters if mesh.place.pp == 0 or name not in SHARED_PARAMETERS]
+    out: dict[str, dict[str, Tensor]] = {"parameters": {}, **{moment: {} for moment in MOMENTS}}
+    for name in names:
+        parameter = train.parameters[name]
+        out["parameters"][name] = parameter.detach()
+        for moment in MOMENTS:
+            out[moment][name] = train.optimizer.state[parameter].get(moment, torch.zeros_like(parameter))
+    return out
+
+
+def _prune(run_dir: Path, state: TrainState) -> None:
+    """Keep the last two checkpoints and the best."""
+    folders = whole_checkpoints(run_dir)
+    best = checkpoint_path(run_dir, state.best_step) if state.best_step is not None else None
+    for folder in folders[:-_KEPT]:
+        if folder != best:
+            shutil.rmtree(folder)
+
+
+def whole_checkpoints(run_dir: Path) -> list[Path]:
+    """Folders of whole checkpoints, oldest first."""
+    return sorted((run_dir / "checkpoints").glob("step-*"))
+
+
+def load_state(folder: Path, workload_digest: str) -> TrainState:
+    """The training state of a checkpoint; another workload is a mismatch (exit 4)."""
+    try:
+        state = TrainState.model_validate(json.loads((folder / "state.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, ValidationError) as error:
+        raise MgraphError(
+            f"checkpoint {folder} is damaged ({error}); remove it to resume from the one before"
+        ) from error
+    if state.workload_digest != workload_digest:
+        raise MgraphError(
+            f"{folder.parent.parent} was trained on another workload than this plan's; resume with its own plan.json",
+            EXIT_STALE,
+        )
+    return state
+
+
+def load_tensors(folder: Path, train: TrainStep, *, optimizer: bool) -> None:
+    """Fill this rank's parameters (and moments) from whichever parts hold them; only what is needed is read."""
+    wanted = set(train.parameters)
+    for part in sorted(folder.glob("part-*.pt")):
+        held = _read_part(part)
+        for name in wanted & held["parameters"].keys():
+            parameter = train.parameters[name]
+            with torch.no_grad():
+                parameter.copy_(held["parameters"][name])
+            if optimizer:
+                train.optimizer.state[parameter] = {m: held[m][name].to(parameter.device, copy=True) for m in MOMENTS}
+        wanted -= held["parameters"].keys()
+    if wanted:
+        raise MgraphError(
+            f"checkpoint {folder} lacks {sorted(wanted)[0]}; it was written for another model", EXIT_STALE
+        )
+
+
+def set_optimizer_step(train: TrainStep, step: int) -> None:
+    """AdamW counts its steps in each parameter's state."""
+    for parameter in train.parameters.values():
+        train.optimizer.state[parameter]["step"] = torch.tensor(float(step), device=parameter.device)
+
+
+def _read_part(path: Path) -> dict[str, Any]:
+    try:
+        held: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (OSError, RuntimeError, EOFError) as error:
+        raise MgraphError(
+            f"checkpoint file {path} is damaged ({error}); remove its folder to resume earlier"
+        ) from error
+    return held

@@ -1,0 +1,43 @@
+"""The job files that the commands hand to workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from megagraph_cli.artifacts.workload import GraphInfo, Workload
+
+
+class Job(BaseModel):
+    """What every worker is told. ``threads`` per worker; ``launcher_pid`` the process whose end ends the workers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    graph_path: Path
+    device: Literal["cpu", "cuda"]
+    threads: int
+    launcher_pid: int
+
+
+class TrainJob(Job):
+    """``mgraph train``. ``epochs`` and ``max_steps`` bound the run; ``stop_file`` asks it to stop when it appears."""
+
+    plan: Path
+    run_dir: Path
+    graph: GraphInfo
+    epochs: int | None
+    max_steps: int | None
+    resume: bool
+    stop_file: Path
+    overrides: dict[str, Any] = {}
+
+
+class ProfileJob(Job):
+    """``mgraph profile``. The profile is written to ``out``, a line per measurement to ``progress_file``."""
+
+    workload: Workload
+    quick: bool
+    out: Path
+    progress_file: Path

@@ -1,0 +1,103 @@
+"""What a run leaves behind: metrics.jsonl while it goes on, run.json when it ends."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from megagraph_cli.artifacts.base import reference_to
+from megagraph_cli.artifacts.plan import BriefForecast, Plan
+from megagraph_cli.artifacts.run import Measured, RankRecord, Run
+from megagraph_cli.layout.dims import Place
+from megagraph_cli.runtime.checkpoint import TrainState
+
+_UNTIMED_STEPS = 3
+"""The first steps warm up and are metered; the median is over the steps after them."""
+
+
+class MetricsFile:
+    """One JSON line per optimizer step, flushed as it is written; floats at full precision."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def cut_back(self, step: int) -> None:
+        """Drop the lines of steps after ``step``, which a resumed run takes again, and a half-written last line."""
+        if not self.path.exists():
+            return
+        lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+        aside = self.path.with_name(f".{self.path.name}.part")
+        aside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        aside.replace(self.path)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+@dataclass
+class RankMeter:
+    """One rank's own measurements: seconds of each step of this process, peak bytes, loader stall."""
+
+    rank: int
+    place: Place
+    step_s: list[float] = field(default_factory=list)
+    stall_s: float = 0.0
+    peak_bytes: int | None = None
+
+    def saw_peak(self, peak_bytes: int) -> None:
+        self.peak_bytes = max(self.peak_bytes or 0, peak_bytes)
+
+    def record(self) -> RankRecord:
+        timed = self.step_s[_UNTIMED_STEPS:]
+        return RankRecord(
+            rank=self.rank,
+            pp=self.place.pp,
+            dp=self.place.dp,
+            cp=self.place.cp,
+            peak_bytes=self.peak_bytes,
+            step_s=statistics.median(timed) if timed else None,
+        )
+
+
+def write_run(
+    run_dir: Path,
+    plan: Plan,
+    status: Literal["completed", "interrupted"],
+    state: TrainState,
+    meter: RankMeter,
+    test_score: float | None,
+) -> None:
+    """Gather every rank's measurements and write run.json; all ranks call it, rank 0 writes."""
+    records: list[RankRecord | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(records, meter.record())
+    if meter.rank:
+        return
+    ranks = [record for record in records if record is not None]
+    steps = [record.step_s for record in ranks if record.step_s is not None]
+    peaks = [record.peak_bytes for record in ranks if record.peak_bytes is not None]
+    predicted = plan.predicted
+    Run(
+        inputs=[reference_to(run_dir / "plan.json")],
+        status=status,
+        rng_seed=plan.workload.train.rng_seed,
+        epochs=state.epochs,
+        best_epoch=state.best_epoch,
+        test_score=test_score,
+        data_stall_s=meter.stall_s / len(meter.step_s) if meter.step_s else None,
+        ranks=ranks,
+        predicted=BriefForecast(step_s=predicted.step_s, peak_bytes=predicted.peak_bytes) if predicted else None,
+        measured=Measured(step_s=max(steps) if steps else None, peak_bytes=max(peaks) if peaks else None),
+    ).save(run_dir / "run.json")

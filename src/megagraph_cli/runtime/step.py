@@ -1,0 +1,80 @@
+"""One optimizer step: micro-batches through the pipeline, gradients summed, clipped, applied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megagraph_cli.parallel.data import GradientBuffer
+from megagraph_cli.runtime.build import SHARED_PARAMETERS, StageParts
+from megagraph_cli.runtime.tensors import DeviceBatch
+
+
+class TrainStep:
+    """The training step of one rank; all ranks call it together.
+
+    After ``run``, ``summary`` is a float64 tensor [loss, gradient norm, stop votes] that is equal on all ranks; read
+    it a step later so that logging never waits for the device.
+    """
+
+    def __init__(self, parts: StageParts) -> None:
+        train = parts.workload.train
+        self.parts = parts
+        self.parameters = dict(parts.runner.stage.named_parameters())
+        self.gradients = GradientBuffer(self.parameters, SHARED_PARAMETERS & self.parameters.keys(), parts.mesh)
+        # The fused kernel updates in place; the others make parameter-sized temporaries.
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(), lr=train.lr, weight_decay=train.weight_decay, fused=True
+        )
+        self.grad_clip = train.grad_clip
+
+    def run(
+        self, batch: Sequence[DeviceBatch], *, step: int, num_targets: int, lr: float, stop_vote: bool = False
+    ) -> Tensor:
+        """Train on this replica's micro-batches. ``num_targets`` counts the targets of the whole global batch."""
+        runner = self.parts.runner
+        runner.train()
+        runner.inbox = batch
+        runner.step, runner.denominator, runner.loss_sum = step, float(num_targets), None
+        self.gradients.zero()
+        self.parts.pipeline.step()
+        runner.inbox = ()
+        self.gradients.reduce()
+        summary = self._summarise(stop_vote)
+        self.apply(summary[1], lr)
+        return summary
+
+    def _summarise(self, stop_vote: bool) -> Tensor:
+        """[loss, gradient norm, stop votes] of the whole model: one small all-reduce."""
+        loss = self.parts.runner.loss_sum
+        summary = torch.zeros(3, dtype=torch.float64, device=self.parts.device)
+        if loss is not None:
+            summary[0] = loss
+        summary[1] = self.gradients.square_sum()
+        summary[2] = float(stop_vote)
+        dist.all_reduce(summary)
+        summary[1].sqrt_()
+        return summary
+
+    def apply(self, norm: Tensor, lr: float) -> None:
+        """Clip to ``grad_clip`` as one norm over the whole model and update the parameters."""
+        if self.grad_clip:
+            self.gradients.clip(norm, self.grad_clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+
+
+def learning_rate(
+    step: int, *, steps_per_epoch: int, epochs: int, lr: float, end_lr: float, warmup_epochs: float
+) -> float:
+    """Linear warm-up over ``warmup_epochs``, then linear decay to ``end_lr`` at the last step; ``step`` from 0."""
+    total = steps_per_epoch * epochs
+    warm_up = min(round(warmup_epochs * steps_per_epoch), total)
+    if step < warm_up:
+        return lr * (step + 1) / warm_up
+    rest = max(1, total - warm_up)
+    return end_lr + (lr - end_lr) * max(0.0, 1 - (step - warm_up) / rest)

@@ -1,0 +1,286 @@
+"""The training worker: ``torchrun -m megagraph_cli.runtime.train job.json``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megagraph_cli.artifacts.base import digest_of
+from megagraph_cli.artifacts.plan import Plan
+from megagraph_cli.artifacts.run import EpochRecord
+from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.errors import EXIT_WORKER, MgraphError
+from megagraph_cli.graph.batch import MicroBatch, epoch_order, replica_targets
+from megagraph_cli.graph.graph import Graph
+from megagraph_cli.graph.loader import Prefetcher
+from megagraph_cli.graph.prepare import open_graph
+from megagraph_cli.graph.splits import make_split
+from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
+from megagraph_cli.parallel.mesh import Mesh, build_mesh
+from megagraph_cli.runtime.build import Order, StageParts, build_stage
+from megagraph_cli.runtime.checkpoint import (
+    TrainState,
+    checkpoint_path,
+    load_state,
+    load_tensors,
+    save_checkpoint,
+    set_optimizer_step,
+    whole_checkpoints,
+)
+from megagraph_cli.runtime.evaluate import predict, score
+from megagraph_cli.runtime.job import TrainJob
+from megagraph_cli.runtime.memory import explain_out_of_memory
+from megagraph_cli.runtime.meters import metered
+from megagraph_cli.runtime.record import MetricsFile, RankMeter, write_run
+from megagraph_cli.runtime.setup import Worker, run_worker
+from megagraph_cli.runtime.step import TrainStep, learning_rate
+from megagraph_cli.runtime.tensors import to_device
+
+_METERED_STEPS = 2
+"""The first step of a process makes the optimizer's state and the second is the first whole one: meter both."""
+
+
+class Trainer:
+    """The loop of one rank: epochs of steps, evaluation, checkpoints, the run's record."""
+
+    def __init__(self, job: TrainJob, plan: Plan, graph: Graph, parts: StageParts, rank: int) -> None:
+        dataset = plan.workload.dataset
+        self.job, self.plan, self.graph, self.parts = job, plan, graph, parts
+        self.train = plan.workload.train
+        self.batch_size = plan.workload.batch.batch_size
+        self.split = make_split(graph, dataset.split, dataset.split_seed)
+        self.step = TrainStep(parts)
+        self.state = TrainState(
+            workload_digest=workload_digest(plan.workload),
+            sampling_weights=list(parts.builder.spec.weights),
+        )
+        self.metrics = MetricsFile(job.run_dir / "metrics.jsonl") if rank == 0 else None
+        self.meter = RankMeter(rank, parts.mesh.place)
+        self.stopped = False
+        # On a CPU a step ends when it returns; on cuda its loss is read a step late, so that nothing waits for it.
+        self._lag = 0 if parts.device.type == "cpu" else 1
+        self._unread: deque[tuple[Tensor, dict[str, Any], int]] = deque()
+        self._last_read_s = 0.0
+
+    @property
+    def epochs(self) -> int:
+        return self.job.epochs or self.train.epochs
+
+    @property
+    def num_train(self) -> int:
+        return int(self.split.train.size)
+
+    @property
+    def at_last_step(self) -> bool:
+        return self.job.max_steps is not None and self.state.step >= self.job.max_steps
+
+    def run(self) -> None:
+        """Train to the end or to a stop, leave a checkpoint, write run.json. All ranks call it together."""
+        while self.state.epoch <= self.epochs and not self.stopped and not self.at_last_step:
+            start = time.perf_counter()
+            stall_s = self._train_epoch()
+            epoch_s = time.perf_counter() - start
+            if self.stopped or self.state.targets_done < self.num_train:
+                break
+            self._finish_epoch(epoch_s, stall_s)
+        if not checkpoint_path(self.job.run_dir, self.state.step).exists() or self.stopped:
+            save_checkpoint(self.job.run_dir, self.state, self.step)
+        test_score = None if self.stopped else self._test()
+        status = "interrupted" if self.stopped else "completed"
+        write_run(self.job.run_dir, self.plan, status, self.state, self.meter, test_score)
+
+    def _train_epoch(self) -> float:
+        """The steps that the epoch still needs; returns the seconds spent waiting for batches."""
+        order = epoch_order(self.split.train, self.train.rng_seed, self.state.epoch)
+        first = -(-self.state.targets_done // self.batch_size)
+        count = steps_per_epoch(self.num_train, self.batch_size) - first
+        epoch = self.state.epoch
+
+        def build(index: int) -> list[MicroBatch]:
+            return self.parts.builder.build(self._share(order, first + index), epoch=epoch, view=0)
+
+        self._last_read_s = time.perf_counter()
+        with Prefetcher(build, count) as batches:
+            for index, batch in enumerate(batches):
+                self._one_step(batch, self._targets(order, first + index).size)
+                if self.stopped or self.at_last_step:
+                    break
+            self._read(lag=0)
+        self.meter.stall_s += batches.stall_s
+        return batches.stall_s
+
+    def _targets(self, order: NDArray[np.int64], index: int) -> NDArray[np.int64]:
+        return order[index * self.batch_size : (index + 1) * self.batch_size]
+
+    def _share(self, order: NDArray[np.int64], index: int) -> NDArray[np.int64]:
+        mesh = self.parts.mesh
+        return replica_targets(
+            self._targets(order, index),
+            self.batch_size,
+            mesh.dims.dp,
+            mesh.place.dp,
+            self.plan.num_microbatches,
+        )
+
+    def _one_step(self, batch: list[MicroBatch], num_targets: int) -> None:
+        lr = learning_rate(
+            self.state.step,
+            steps_per_epoch=steps_per_epoch(self.num_train, self.batch_size),
+            epochs=self.epochs,
+            lr=self.train.lr,
+            end_lr=self.train.end_lr,
+            warmup_epochs=self.train.warmup_epochs,
+        )
+        device_batch = [to_device(part, self.parts.device) for part in batch]
+        stop_vote = self.meter.rank == 0 and self.job.stop_file.exists()
+        arguments: dict[str, Any] = {
+            "step": self.state.step,
+            "num_targets": num_targets,
+            "lr": lr,
+            "stop_vote": stop_vote,
+        }
+        if len(self.meter.step_s) + len(self._unread) < _METERED_STEPS:
+            with metered(self.parts.device) as reading:
+                summary = self.step.run(device_batch, **arguments)
+            self.meter.saw_peak(reading.peak_bytes)
+        else:
+            summary = self.step.run(device_batch, **arguments)
+        self.state.step += 1
+        self.state.targets_done += num_targets
+        line = {"step": self.state.step, "epoch": self.state.epoch, "lr": lr}
+        self._unread.append((summary, line, num_targets))
+        self._read(self._lag)
+
+    def _read(self, lag: int) -> None:
+        """Read the summaries of all but the last ``lag`` steps; every rank reads the same numbers."""
+        while len(self._unread) > lag:
+            summary, line, num_targets = self._unread.popleft()
+            loss, grad_norm, stop_votes = summary.tolist()
+            now = time.perf_counter()
+            step_s, self._last_read_s = now - self._last_read_s, now
+            self.meter.step_s.append(step_s)
+            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+                what = "loss" if not math.isfinite(loss) else "gradient norm"
+                raise MgraphError(
+                    f"the {what} is not finite at step {line['step']}; lower train.lr, set train.grad_clip, "
+                    "or train in float32, then resume from the last checkpoint",
+                    EXIT_WORKER,
+                )
+            self.state.loss_sum += loss * num_targets
+            self.stopped = self.stopped or stop_votes > 0
+            if self.metrics is not None:
+                self.metrics.append(line | {"loss": loss, "grad_norm": grad_norm, "step_s": step_s})
+
+    def _finish_epoch(self, epoch_s: float, stall_s: float) -> None:
+        """Evaluate, record the epoch, write a checkpoint; a stop during evaluation leaves the epoch unrecorded."""
+        found = predict(self.parts, self.split.val, self.batch_size, stopped=self._vote_to_stop)
+        if found is None:
+            self.stopped = True
+            return
+        state = self.state
+        val_score = score(found, self.graph.labels[self.split.val], self.plan.workload.dataset.metric)
+        best = max((record.val_score for record in state.epochs if record.val_score is not None), default=-math.inf)
+        record = EpochRecord(
+            epoch=state.epoch,
+            train_loss=state.loss_sum / self.num_train,
+            val_score=val_score,
+            epoch_s=epoch_s,
+            data_stall_s=stall_s,
+            sampling_weights=state.sampling_weights,
+        )
+        improved = val_score is not None and val_score > best
+        self.state = state.model_copy(
+            update={
+                "epoch": state.epoch + 1,
+                "targets_done": 0,
+                "loss_sum": 0.0,
+                "epochs": [*state.epochs, record],
+                "best_epoch": state.epoch if improved else state.best_epoch,
+                "best_step": state.step if improved else state.best_step,
+            }
+        )
+        save_checkpoint(self.job.run_dir, self.state, self.step)
+
+    def _vote_to_stop(self) -> bool:
+        """Rank 0 looks for the stop file; all ranks learn of it together."""
+        vote = torch.tensor(float(self.meter.rank == 0 and self.job.stop_file.exists()), device=self.parts.device)
+        dist.all_reduce(vote)
+        return bool(vote.item())
+
+    def _test(self) -> float | None:
+        """Test score of the best epoch's weights; None without a validated epoch or a test set."""
+        if self.state.best_step is None or self.split.test.size == 0:
+            return None
+        if self.state.best_step != self.state.step:
+            load_tensors(checkpoint_path(self.job.run_dir, self.state.best_step), self.step, optimizer=False)
+        found = predict(self.parts, self.split.test, self.batch_size, stopped=self._vote_to_stop)
+        if found is None:
+            self.stopped = True
+            return None
+        return score(found, self.graph.labels[self.split.test], self.plan.workload.dataset.metric)
+
+    def resume(self) -> None:
+        """Go on from the last whole checkpoint, whichever plan wrote it."""
+        folders = whole_checkpoints(self.job.run_dir)
+        if folders:
+            self.state = load_state(folders[-1], self.state.workload_digest)
+            load_tensors(folders[-1], self.step, optimizer=True)
+            set_optimizer_step(self.step, self.state.step)
+        if self.metrics is not None:
+            self.metrics.cut_back(self.state.step)
+
+
+def workload_digest(workload: Workload) -> str:
+    """What a resumed run must share with its checkpoint: all of the recipe but the number of epochs."""
+    recipe = workload.recipe().model_dump(mode="json")
+    recipe["train"].pop("epochs")
+    return digest_of(recipe)
+
+
+def make_trainer(worker: Worker, job: TrainJob) -> Trainer:
+    """Mesh, graph, stage and trainer of this rank."""
+    plan = Plan.load(job.plan, force=True)
+    mesh = _mesh_of(plan, worker)
+    graph = open_graph(job.graph_path)
+    workload = plan.workload.model_copy(update={"graph": job.graph})
+    torch.set_float32_matmul_precision("high" if workload.train.matmul_precision == "tf32" else "highest")
+    dims = plan.dims.parallel()
+    parts = build_stage(
+        Order(dims, plan.mesh_order, plan.layers_per_stage, plan.num_microbatches, plan.schedule),
+        workload,
+        graph,
+        mesh,
+        worker.device,
+        threads=job.threads,
+        microbatch_size=microbatch_targets(workload.batch.batch_size, dims.dp, plan.num_microbatches),
+    )
+    return Trainer(job, plan, graph, parts, worker.rank)
+
+
+def _mesh_of(plan: Plan, worker: Worker) -> Mesh:
+    mesh = build_mesh(plan.dims.parallel(), plan.mesh_order, worker.device.type)
+    worker.place = mesh.place
+    return mesh
+
+
+def main(worker: Worker, values: dict[str, Any]) -> None:
+    job = TrainJob.model_validate(values)
+    trainer = make_trainer(worker, job)
+    if job.resume:
+        trainer.resume()
+    try:
+        trainer.run()
+    except torch.OutOfMemoryError as error:
+        raise explain_out_of_memory(error, worker, trainer.plan) from error
+
+
+if __name__ == "__main__":
+    run_worker(main)

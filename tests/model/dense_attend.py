@@ -1,0 +1,67 @@
+"""The reference that every Attend must equal: plain attention by autograd, scores stored, bias spelled out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megagraph_cli.model.attention import MASKED, BiasWeights, Block, Drop, block_of, keep_mask, target_block_of
+from megagraph_cli.model.bias import AttentionBias, TokenRows
+
+
+class DenseAttend:
+    """Plain softmax(q k^T + bias) v by autograd."""
+
+    def __call__(
+        self,
+        q_BHRE: Tensor,
+        k_BHRE: Tensor,
+        v_BHRE: Tensor,
+        bias: AttentionBias,
+        weights: BiasWeights,
+        drop: Drop | None,
+    ) -> Tensor:
+        return self._attend(q_BHRE, k_BHRE, v_BHRE, block_of(bias, 0, drop), weights)
+
+    def target(
+        self,
+        q_BH1E: Tensor,
+        k_BHRE: Tensor,
+        v_BHRE: Tensor,
+        bias: AttentionBias,
+        weights: BiasWeights,
+        drop: Drop | None,
+    ) -> Tensor:
+        return self._attend(q_BH1E, k_BHRE, v_BHRE, target_block_of(bias, drop), weights)
+
+    @staticmethod
+    def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block, weights: BiasWeights) -> Tensor:
+        logits = q @ k.transpose(-1, -2)
+        logits = logits + torch.einsum("bmrc,mh->bhrc", block.features, weights.channel)
+        logits = logits + weights.offset.view(1, -1, 1, 1) + _dense_token_bias(block, weights.token, logits.shape)
+        logits = logits.masked_fill(block.padded_keys[:, None, None, :], MASKED)
+        probabilities = torch.softmax(logits, dim=-1)
+        if block.drop is not None:
+            probabilities = probabilities * keep_mask(probabilities, block.drop)
+        return probabilities @ v
+
+
+def _dense_token_bias(block: Block, token_GH: Tensor, shape: torch.Size) -> Tensor:
+    """Bias of the global tokens [H, R, C], spelled out pair by pair from its definition."""
+    rows, columns = shape[2], shape[3]
+    row_of = _token_of(block.row_tokens, rows)
+    column_of = _token_of(block.column_tokens, columns)
+    out = []
+    for r in range(rows):
+        line = []
+        for c in range(columns):
+            ends = [end for end in (row_of[r], column_of[c]) if end is not None]
+            line.append(
+                torch.stack([token_GH[end] for end in ends]).mean(0) if ends else torch.zeros_like(token_GH[:1].sum(0))
+            )
+        out.append(torch.stack(line))
+    return torch.stack(out).permute(2, 0, 1)
+
+
+def _token_of(place: TokenRows, size: int) -> list[int | None]:
+    return [place.first + i - place.start if place.start <= i < place.stop else None for i in range(size)]
