@@ -1,0 +1,154 @@
+"""``mgraph search``: a cost model in, the fastest plan that fits out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megagraph_cli.artifacts.base import reference_to
+from megagraph_cli.artifacts.cost_model import CostModel
+from megagraph_cli.artifacts.plan import BriefForecast, BriefPlan, Dims, Extrapolation, Plan, SearchCounts
+from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.cost.predict import Predictor, Setting, boundary_bytes
+from megagraph_cli.cost.search import Found, SearchResult, search
+from megagraph_cli.cost.space import Pins
+from megagraph_cli.errors import EXIT_STALE, MgraphError
+
+OVERRIDES = {
+    "model.num_layers": ("model", "num_layers", 10_000),
+    "batch.batch_size": ("batch", "batch_size", 2**31 - 1),
+}
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What ``mgraph search`` was asked: None means the cost model's own, or leaves a dimension open."""
+
+    cost_model_path: Path
+    gpus: int | None = None
+    mem_bytes: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    dp: int | None = None
+    microbatches: int | None = None
+    schedule: str | None = None
+    layers: list[int] | None = None
+    overrides: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+    top: int = 5
+    force: bool = False
+
+
+def run(request: SearchRequest, out: Path) -> Plan:
+    """Search and write the plan to ``out``.
+
+    Raises MgraphError: exit 2 for impossible pins or overrides, 3 where nothing fits, 4 for another device or a term
+    that was never measured, and what ``CostModel.load`` raises.
+    """
+    cost_model = CostModel.load(request.cost_model_path, force=request.force)
+    if request.device not in (None, "auto", cost_model.machine.device) and not request.force:
+        raise MgraphError(
+            f"{request.cost_model_path} was measured on {cost_model.machine.device} but --device says "
+            f"{request.device}; leave --device out or profile on {request.device}",
+            EXIT_STALE,
+        )
+    workload = overridden(cost_model.workload, request.overrides)
+    predictor = Predictor(cost_model, workload)
+    gpus = cost_model.machine.num_devices if request.gpus is None else request.gpus
+    mem_bytes = cost_model.machine.memory_bytes if request.mem_bytes is None else request.mem_bytes
+    result = search(predictor, gpus, mem_bytes, _pins(request), request.top)
+    plan = plan_of(predictor, result, gpus, mem_bytes)
+    return plan.model_copy(update={"inputs": [reference_to(request.cost_model_path)]}).save(out)
+
+
+def _pins(request: SearchRequest) -> Pins:
+    layers = None if request.layers is None else tuple(request.layers)
+    return Pins(request.pp, request.cp, request.dp, request.microbatches, request.schedule, layers)
+
+
+def overridden(workload: Workload, overrides: dict[str, str]) -> Workload:
+    """The workload with other layers or batch size; any other key was measured into the cost model (exit 2)."""
+    for key, text in overrides.items():
+        if key not in OVERRIDES:
+            raise MgraphError(
+                f"--set {key} changes what was measured; profile again with it (search takes {' and '.join(OVERRIDES)})"
+            )
+        section, name, most = OVERRIDES[key]
+        value = int(text) if text.isascii() and text.isdigit() else 0
+        if not 1 <= value <= most:
+            raise MgraphError(f"--set {key}={text} is no whole number from 1 to {most}; give one")
+        changed = getattr(workload, section).model_copy(update={name: value})
+        workload = workload.model_copy(update={section: changed})
+    return workload
+
+
+def plan_of(predictor: Predictor, result: SearchResult, gpus: int, mem_bytes: int) -> Plan:
+    """The plan artifact of a search's result: the order, and apart from it the forecast."""
+    best, machine = result.best, predictor.cost_model.machine
+    brief = _brief(best)
+    return Plan(
+        gpus=gpus,
+        hosts=machine.hosts if gpus % machine.hosts == 0 else 1,
+        device=machine.device,
+        memory_limit_bytes=mem_bytes,
+        workload=predictor.workload,
+        dims=brief.dims,
+        layers_per_stage=brief.layers_per_stage,
+        num_microbatches=brief.num_microbatches,
+        schedule="1f1b" if brief.schedule == "1f1b" else "gpipe",
+        predicted=predictor.forecast(best.setting, best.choice.split),
+        search=SearchCounts(num_candidates=result.num_candidates, num_feasible=result.num_feasible),
+        extrapolated=_extrapolated(predictor, best, gpus),
+        pareto=[_brief(found) for found in result.pareto],
+        runners_up=[_brief(found) for found in result.runners_up],
+    )
+
+
+def _brief(found: Found) -> BriefPlan:
+    setting = found.setting
+    return BriefPlan(
+        dims=Dims.of(setting.dims),
+        layers_per_stage=list(found.choice.split),
+        num_microbatches=setting.num_microbatches,
+        schedule=setting.schedule,
+        recompute="none",
+        context="ring",
+        predicted=BriefForecast(step_s=found.choice.step_s, peak_bytes=found.choice.peak_bytes),
+    )
+
+
+def _extrapolated(predictor: Predictor, best: Found, gpus: int) -> list[Extrapolation]:
+    """What the chosen plan asks beyond the largest measured."""
+    measured = predictor.cost_model.measured
+    size = predictor.size(best.setting)
+    asked = [
+        ("gpus", measured.gpus, gpus),
+        ("layers", measured.layers, max(best.choice.split)),
+        ("microbatch_size", measured.microbatch_size, size.microbatch),
+        ("message_bytes", measured.message_bytes, _largest_message(predictor, best.setting)),
+    ]
+    return [
+        Extrapolation(quantity=quantity, measured_max=float(most), asked=float(value))
+        for quantity, most, value in asked
+        if value > most
+    ]
+
+
+def _largest_message(predictor: Predictor, setting: Setting) -> int:
+    return boundary_bytes(predictor.workload, predictor.size(setting)) if setting.dims.pp > 1 else 0
+
+
+def explain_table(plan: Plan) -> list[dict[str, Any]]:
+    """Rows for the console, one a stage: ``stage, layers, time_s, total_bytes, memory_bytes {term: bytes}``."""
+    assert plan.predicted is not None, "a plan of the search has a forecast"
+    return [
+        {
+            "stage": stage,
+            "layers": layers,
+            "time_s": forecast.time_s,
+            "total_bytes": sum(forecast.memory_bytes.values()),
+            "memory_bytes": dict(forecast.memory_bytes),
+        }
+        for stage, (layers, forecast) in enumerate(zip(plan.layers_per_stage, plan.predicted.stages, strict=True))
+    ]

@@ -1,0 +1,252 @@
+"""From a profile's measurements to a cost model's coefficients, and how well these foretell what was held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megagraph_cli.artifacts.cost_model import CostModel, MeasuredRange, Quality, QualityTable
+from megagraph_cli.artifacts.profile import ComputeSample, Profile
+from megagraph_cli.cost.memory import OPTIMIZER_MOMENTS
+from megagraph_cli.cost.terms import (
+    MODULES,
+    Regressors,
+    Size,
+    all_reduce_regressors,
+    evaluate,
+    fit_coefficients,
+    host_regressors,
+    never_measured,
+    p2p_regressors,
+    sample_regressors,
+)
+
+TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "p2p_s", "all_reduce_s", "construct_s", "gather_s"})
+HOLD_OUT_EVERY = 4
+HOLD_OUT_FROM = 6
+"""A group of fewer samples is too small to spare one."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One measured value of a quantity with the regressors that should explain it.
+
+    ``group`` and ``place`` order the samples, so that what is held out does not depend on their order in the file.
+    """
+
+    quantity: str
+    group: str
+    place: tuple[float, ...]
+    regressors: Regressors
+    value: float
+
+
+def fit(profile: Profile) -> CostModel:
+    """Coefficients of every term, held-out quality and margin; a function of the profile.
+
+    The coefficients come from all samples; quality and margin from a fit that left every fourth sample of a group
+    out. Raises MgraphError (exit 4) where the profile lacks a term that every plan needs.
+    """
+    usable = [sample for sample in profile.compute if not sample.out_of_memory]
+    _check_complete(profile, usable)
+    observations = compute_observations(usable) + link_observations(profile) + host_observations(profile)
+    held_out = _held_out(observations)
+    kept = [item for item, out in zip(observations, held_out, strict=True) if not out]
+    trial = _fit_terms(kept)
+    terms = _fit_terms(observations)
+    times = [item for item, out in zip(observations, held_out, strict=True) if out and item.quantity in TIMES]
+    time_quality = _quality(
+        [item.value for item in times],
+        [_predicted(trial, item) for item in times],
+        num_fit=sum(item.quantity in TIMES for item in kept),
+    )
+    memory_quality, relative = _judge_memory(usable, trial)
+    terms["margin"] = {"relative": relative}
+    terms["threads"] = {"per_worker": float(max(sample.threads for sample in profile.host))}
+    return CostModel(
+        workload=profile.workload,
+        machine=profile.machine,
+        terms={name: terms[name] for name in sorted(terms)},
+        quality=QualityTable(memory=memory_quality, time=time_quality),
+        measured=_measured_range(profile, usable),
+    )
+
+
+def _check_complete(profile: Profile, usable: Sequence[ComputeSample]) -> None:
+    remedy = f"mgraph profile --dataset {profile.workload.dataset.name}"
+    found = {sample.module for sample in usable}
+    for module in (*MODULES, "optimizer"):
+        if module not in found:
+            raise never_measured(f"the {module.replace('_', ' ')}", remedy)
+    for op in ("construct", "gather"):
+        if op not in {sample.op for sample in profile.host}:
+            raise never_measured(f"the host's {op} time", remedy)
+
+
+def size_of(sample: ComputeSample) -> Size:
+    """The size at which a compute sample's regressors are taken."""
+    return Size(
+        layers=sample.num_layers if sample.module == "layer" else 0,
+        microbatch=sample.microbatch_size,
+        rows=sample.rows,
+        cp=sample.cp,
+        parameters_bytes=sample.memory.get("parameters", 0),
+    )
+
+
+def _values(sample: ComputeSample) -> dict[str, float]:
+    """The quantities that a compute sample is a measurement of."""
+    memory = sample.memory
+    if sample.module == "optimizer":
+        return {"optimizer_s": sample.backward_s, "optimizer_transient_bytes": memory.get("backward_peak", 0)}
+    saved = memory.get("saved", 0)
+    return {
+        "forward_s": sample.forward_s,
+        "backward_s": sample.backward_s,
+        "saved_bytes": saved,
+        "forward_transient_bytes": max(0, memory.get("forward_peak", 0) - saved),
+        "backward_transient_bytes": memory.get("backward_peak", 0),
+        "batch_bytes": memory.get("batch", 0),
+    }
+
+
+def compute_observations(samples: Sequence[ComputeSample]) -> list[Observation]:
+    """Every quantity of every compute sample."""
+    found = []
+    for sample in samples:
+        size = size_of(sample)
+        place = (sample.cp, sample.rows, sample.microbatch_size, sample.num_layers, float(size.parameters_bytes))
+        for quantity, value in _values(sample).items():
+            regressors = sample_regressors(quantity, sample.module, size)
+            found.append(Observation(quantity, sample.module, place, regressors, value))
+    return found
+
+
+def link_observations(profile: Profile) -> list[Observation]:
+    """Messages to a neighbour and sums over groups."""
+    found = []
+    for sample in profile.comm:
+        place = (sample.group_size, sample.message_bytes)
+        if sample.op == "p2p":
+            regressors = p2p_regressors(sample.message_bytes)
+        else:
+            regressors = all_reduce_regressors(sample.message_bytes, sample.group_size)
+        found.append(Observation(f"{sample.op}_s", sample.op, place, regressors, sample.time_s))
+    return found
+
+
+def host_observations(profile: Profile) -> list[Observation]:
+    """Construction of sequences and gathering of their features."""
+    return [
+        Observation(
+            f"{sample.op}_s",
+            sample.op,
+            (sample.threads, sample.targets),
+            host_regressors(sample.targets, sample.threads),
+            sample.time_s,
+        )
+        for sample in profile.host
+    ]
+
+
+def _held_out(observations: Sequence[Observation]) -> list[bool]:
+    """Every fourth sample of a group of at least six, by place in it; the smallest and the largest stay in."""
+    places: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    for item in observations:
+        places.setdefault((item.quantity, item.group), []).append(item.place)
+    chosen: dict[tuple[str, str], set[tuple[float, ...]]] = {}
+    for key, found in places.items():
+        ordered = sorted(set(found))
+        inner = ordered[2:-1] if len(ordered) >= HOLD_OUT_FROM else []
+        chosen[key] = set(inner[::HOLD_OUT_EVERY])
+    return [item.place in chosen[item.quantity, item.group] for item in observations]
+
+
+def _fit_terms(observations: Sequence[Observation]) -> dict[str, dict[str, float]]:
+    """One joint non-negative least squares per quantity."""
+    terms = {}
+    for quantity in sorted({item.quantity for item in observations}):
+        # The order of the file must not move a last digit.
+        mine = sorted((item for item in observations if item.quantity == quantity), key=_order)
+        terms[quantity] = fit_coefficients([item.regressors for item in mine], [item.value for item in mine])
+    return terms
+
+
+def _order(item: Observation) -> tuple[str, tuple[float, ...], float]:
+    return item.group, item.place, item.value
+
+
+def _predicted(terms: dict[str, dict[str, float]], item: Observation) -> float:
+    # A trial fit that held the only sample of a coefficient out predicts without it: that is its error.
+    known = terms.get(item.quantity, {})
+    regressors = {name: value for name, value in item.regressors.items() if name in known}
+    return float(evaluate({item.quantity: known}, item.quantity, regressors, remedy="mgraph profile"))
+
+
+def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, float]]) -> tuple[Quality, float]:
+    """Quality on held-out compute samples, and the margin: the worst under-prediction as a share of the predicted.
+
+    Where nothing could be held out the margin comes from the samples that were fitted.
+    """
+    samples = [sample for sample in usable if sample.module != "optimizer"]
+    observations = [item for item in compute_observations(samples) if item.quantity == "saved_bytes"]
+    held_out = _held_out(observations)
+    measured, predicted = [], []
+    fitted_under = 0.0
+    for sample, out in zip(samples, held_out, strict=True):
+        truth = _whole_peak(sample, _values(sample))
+        guess = _whole_peak(sample, _predicted_values(sample, trial))
+        if out:
+            measured.append(truth)
+            predicted.append(guess)
+        elif guess > 0:
+            fitted_under = max(fitted_under, (truth - guess) / guess)
+    quality = _quality(measured, predicted, num_fit=len(samples) - len(measured))
+    unders = [(truth - guess) / guess for truth, guess in zip(measured, predicted, strict=True) if guess > 0]
+    relative = max([0.0, *unders]) if measured else fitted_under
+    return quality, float(f"{relative:.6g}")
+
+
+def _predicted_values(sample: ComputeSample, terms: dict[str, dict[str, float]]) -> dict[str, float]:
+    return {
+        item.quantity: _predicted(terms, item) for item in compute_observations([sample]) if item.quantity not in TIMES
+    }
+
+
+def _whole_peak(sample: ComputeSample, values: dict[str, float]) -> float:
+    """Bytes of a module trained alone: weights, moments, batch, and the larger of its forward and backward peak."""
+    static = (1 + OPTIMIZER_MOMENTS) * sample.memory.get("parameters", 0) + values["batch_bytes"]
+    forward = values["saved_bytes"] + values["forward_transient_bytes"]
+    return static + max(forward, values["saved_bytes"] + values["backward_transient_bytes"])
+
+
+def _quality(measured: Sequence[float], predicted: Sequence[float], num_fit: int) -> Quality:
+    """Mean absolute relative error, R2 and the worst under-prediction, as fractions of the measured."""
+    pairs = [(m, p) for m, p in zip(measured, predicted, strict=True) if m > 0]
+    if not pairs:
+        return Quality(mape=None, r2=None, max_under=None, num_fit=num_fit, num_held_out=0)
+    truth, guess = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
+    spread = float(((truth - truth.mean()) ** 2).sum())
+    return Quality(
+        mape=_short(float(np.mean(np.abs(truth - guess) / truth))),
+        r2=_short(1.0 - float(((truth - guess) ** 2).sum()) / spread) if spread > 0 else None,
+        max_under=_short(max(0.0, float(np.max((truth - guess) / truth)))),
+        num_fit=num_fit,
+        num_held_out=len(pairs),
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _measured_range(profile: Profile, usable: Sequence[ComputeSample]) -> MeasuredRange:
+    layers = [sample for sample in usable if sample.module == "layer"]
+    return MeasuredRange(
+        gpus=profile.machine.num_devices,
+        layers=max(sample.num_layers for sample in layers),
+        microbatch_size=max(sample.microbatch_size for sample in layers),
+        message_bytes=max((sample.message_bytes for sample in profile.comm), default=0),
+    )

@@ -1,0 +1,111 @@
+"""Bytes of a stage, phase by phase: its peak is the largest phase, not the sum of what it ever holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megagraph_cli.cost.terms import Array, Size, evaluate, part_regressors
+
+Bytes = dict[str, int]
+OPTIMIZER_MOMENTS = 2
+BUCKET_BYTES = 32 * 1024**2
+"""Most bytes of gradients that a reduction copies into one message at a time."""
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """Bytes by phase and term, each an array over numbers of layers.
+
+    Phases: ``forward`` (the last micro-batch in flight goes forward), ``backward`` (the first comes back),
+    ``reduction`` of gradients, ``optimizer``.
+    """
+
+    phases: Mapping[str, Mapping[str, Array]]
+
+    def peak(self) -> NDArray[np.int64]:
+        """Largest phase, whole bytes, every term rounded up."""
+        totals = [sum(_whole(value) for value in terms.values()) for terms in self.phases.values()]
+        return np.asarray(np.maximum.reduce(np.broadcast_arrays(*totals)), dtype=np.int64)
+
+    def at_peak(self) -> Bytes:
+        """Bytes by term in the largest phase, for a single number of layers."""
+        whole = {
+            phase: {name: int(_whole(value).reshape(-1)[0]) for name, value in terms.items()}
+            for phase, terms in self.phases.items()
+        }
+        return max(whole.values(), key=lambda terms: sum(terms.values()))
+
+
+def _whole(value: Array) -> NDArray[np.int64]:
+    return np.asarray(np.ceil(value), dtype=np.int64)
+
+
+def phase_bytes(
+    terms: Mapping[str, Mapping[str, float]],
+    size: Size,
+    *,
+    parts: Sequence[str],
+    parameters: Array,
+    boundary: int,
+    num_microbatches: int,
+    in_flight: int,
+    reduces: bool,
+    remedy: str,
+) -> RoleMemory:
+    """Bytes of a stage that runs ``parts`` in this order; ``size.layers`` and ``parameters`` are arrays.
+
+    ``boundary`` are the bytes received from both neighbours for one micro-batch: torch's PipelineStage holds a
+    buffer for each of K, whatever the schedule. Gradients stand from the first backward to the optimizer's end.
+    """
+    middle = np.asarray(size.layers, dtype=float)
+    one = np.ones_like(middle)
+    present = {part: (middle > 0).astype(float) if part == "layer" else one for part in parts}
+
+    def value(quantity: str, part: str, skip: str = "") -> Array:
+        asked = evaluate(terms, quantity, part_regressors(quantity, part, size), remedy=remedy, skip=skip)
+        return np.asarray(asked * present.get(part, one), dtype=float)
+
+    saved_of = {part: value("saved_bytes", part) for part in parts}
+    saved_of["layer"] = saved_of["layer"] + value("saved_bytes", "stage")
+    saved = sum(saved_of.values(), start=np.zeros_like(middle))
+    forward = _most_held(saved_of, {part: value("forward_transient_bytes", part) for part in parts})
+    backward = _most_held(saved_of, {part: value("backward_transient_bytes", part, "gradients") for part in parts})
+    weights = {"parameters": parameters, "optimizer": OPTIMIZER_MOMENTS * parameters}
+    standing = weights | {
+        "batch": num_microbatches * _batch_bytes({part: value("batch_bytes", part) for part in parts}),
+        "boundary": num_microbatches * boundary * one,
+    }
+    gradients = {"gradients": parameters}
+    waiting = {"activations": in_flight * saved}
+    bucket = np.minimum(parameters, BUCKET_BYTES) if reduces else 0.0 * one
+    optimizer = part_regressors("optimizer_transient_bytes", "optimizer", Size(parameters_bytes=parameters))
+    step = np.asarray(evaluate(terms, "optimizer_transient_bytes", optimizer, remedy=remedy), dtype=float)
+    return RoleMemory(
+        {
+            "forward": standing | waiting | {"working": np.maximum(forward - saved, 0.0)},
+            "backward": standing | gradients | waiting | {"working": np.maximum(backward - saved, 0.0)},
+            "reduction": standing | gradients | {"reduction": bucket},
+            "optimizer": standing | gradients | {"working": step * one},
+        }
+    )
+
+
+def _most_held(saved: Mapping[str, Array], transient: Mapping[str, Array]) -> Array:
+    """Most bytes of one micro-batch while each module in turn adds its transient to what was saved so far."""
+    held: Array = np.zeros(1)
+    most: Array = np.zeros(1)
+    for part, working in transient.items():
+        held = held + saved[part]
+        most = np.maximum(most, held + working)
+    return most
+
+
+def _batch_bytes(by_part: Mapping[str, Array]) -> Array:
+    """A micro-batch's tensors: the topology that both kinds of layer read counts once."""
+    topology = np.maximum(by_part["layer"], by_part.get("last_layer", 0.0))
+    others = [value for part, value in by_part.items() if part not in ("layer", "last_layer")]
+    return np.asarray(sum(others, start=topology), dtype=float)

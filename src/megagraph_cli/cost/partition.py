@@ -1,0 +1,172 @@
+"""Layer splits: how many there are, and the best of one setting without going through them.
+
+A split gives each of pp stages at least one layer. Proofs stand in docs/cost-model.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megagraph_cli.cost.predict import StageTables
+from megagraph_cli.cost.terms import Array
+
+Split = tuple[int, ...]
+Caps = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A split with its step time and peak bytes."""
+
+    step_s: float
+    peak_bytes: int
+    split: Split
+
+
+def count_splits(num_layers: int, pp: int) -> int:
+    """Splits of ``num_layers`` on ``pp`` stages: C(L - 1, pp - 1)."""
+    return math.comb(num_layers - 1, pp - 1) if 1 <= pp <= num_layers else 0
+
+
+def enumerate_splits(num_layers: int, pp: int) -> Iterator[Split]:
+    """All splits in lexicographic order."""
+    for cuts in itertools.combinations(range(1, num_layers), pp - 1):
+        ends = (*cuts, num_layers)
+        yield tuple(end - begin for begin, end in zip((0, *cuts), ends, strict=True))
+
+
+def caps_within(tables: StageTables, need_bytes: int) -> list[int]:
+    """Most layers each stage can hold within ``need_bytes`` (peak and margin); 0 where even one is too many."""
+    caps: dict[int, int] = {}
+    for need in tables.need_bytes:
+        if id(need) not in caps:
+            caps[id(need)] = int(np.searchsorted(need, need_bytes, side="right"))
+    return [caps[id(need)] for need in tables.need_bytes]
+
+
+def fits(caps: Caps, num_layers: int) -> bool:
+    """Whether some split stays within the caps."""
+    return min(caps) >= 1 and sum(caps) >= num_layers
+
+
+def count_within(caps: Caps, num_layers: int) -> int:
+    """Exact number of splits within the caps, by dynamic programming over stages."""
+    pp = len(caps)
+    if not fits(caps, num_layers):
+        return 0
+    if min(caps) >= num_layers - pp + 1:
+        return count_splits(num_layers, pp)
+    # ways[m]: splits of m layers beyond the one that every stage has
+    spare = num_layers - pp
+    ways = [1] + [0] * spare
+    for cap in caps:
+        running = list(itertools.accumulate(ways))
+        ways = [running[m] - (running[m - cap] if m >= cap else 0) for m in range(spare + 1)]
+    return ways[spare]
+
+
+def least_need(tables: StageTables) -> int:
+    """Smallest ``need_bytes`` of the worst stage over all splits: the smallest limit that this setting fits in."""
+    values = np.unique(np.concatenate(list({id(need): need for need in tables.need_bytes}.values())))
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if fits(caps_within(tables, int(values[middle])), tables.num_layers):
+            high = middle
+        else:
+            low = middle + 1
+    return int(values[low])
+
+
+def first_split(caps: Caps, num_layers: int) -> Split:
+    """The lexicographically first split within the caps."""
+    left, room = num_layers, sum(caps)
+    split = []
+    for cap in caps:
+        room -= cap
+        held = max(1, left - room)
+        split.append(held)
+        left -= held
+    return tuple(split)
+
+
+def balanced(total: int, parts: int) -> Split:
+    """``total`` layers on ``parts`` stages as evenly as can be, the larger ones last."""
+    small, large = divmod(total, parts) if parts else (0, 0)
+    return (small,) * (parts - large) + (small + 1,) * large
+
+
+def gpipe_front(tables: StageTables) -> list[Choice]:
+    """Every non-dominated (step time, peak bytes) of a GPipe setting over all splits, fastest first.
+
+    Equal middle stages make the balanced choice between them the best in time and in bytes at once, so that only
+    the layers of the first and of the last stage remain to be tried: (L - pp + 1)^2 pairs at most.
+    """
+    pp, count, width = tables.pp, tables.setting.num_microbatches, tables.width
+    if pp == 1:
+        only = width - 1
+        time = count * (tables.forward_s[0][only] + tables.backward_s[0][only]) + tables.tail_s[0][only]
+        return [Choice(max(float(time), tables.host_s), int(tables.peak_bytes[0][only]), (width,))]
+    first, last = _end_layers(tables.num_layers, pp)
+    middle = tables.num_layers - first - last
+    stages = [(0, first), (pp - 1, last)]
+    if pp > 2:
+        assert tables.need_bytes[1] is tables.need_bytes[pp - 2], "GPipe's middle stages are alike"
+        stages.append((1, -(-middle // (pp - 2))))
+
+    def worst(table: Sequence[NDArray[Any]]) -> Array:
+        return np.asarray(np.maximum.reduce([table[stage][layers - 1] for stage, layers in stages]), dtype=float)
+
+    passes = _sum_over_stages(tables, first, last, middle)
+    makespan = passes + (count - 1) * (worst(tables.forward_s) + worst(tables.backward_s))
+    time = _trimmed(np.maximum(makespan + worst(tables.tail_s), tables.host_s))
+    peak = worst(tables.peak_bytes)
+    return [
+        Choice(float(time[i]), int(peak[i]), (int(first[i]), *balanced(int(middle[i]), pp - 2), int(last[i])))
+        for i in non_dominated(time, np.asarray(peak, dtype=np.int64))
+    ]
+
+
+def _trimmed(time: Array) -> Array:
+    """Times without their last digits, where only the order of summation speaks: equal plans compare equal."""
+    scale = 10.0 ** (12 - math.ceil(math.log10(float(time.max()))))
+    return np.asarray(np.round(time * scale) / scale, dtype=float)
+
+
+def _end_layers(num_layers: int, pp: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All pairs (layers of the first stage, of the last) that leave each middle stage at least one."""
+    width = num_layers - pp + 1
+    first = np.arange(1, width + 1)
+    if pp == 2:
+        return first, num_layers - first
+    pairs = np.argwhere(first[:, None] + first[None, :] <= width + 1) + 1
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _sum_over_stages(
+    tables: StageTables, first: NDArray[np.int64], last: NDArray[np.int64], middle: NDArray[np.int64]
+) -> Array:
+    """Forward and backward of one micro-batch through all stages, middle layers spread evenly."""
+    pp = tables.pp
+    both = [forward + backward for forward, backward in zip(tables.forward_s, tables.backward_s, strict=True)]
+    total = both[0][first - 1] + both[pp - 1][last - 1]
+    if pp > 2:
+        small, large = np.divmod(middle, pp - 2)
+        table = np.append(both[1], both[1][-1])
+        total = total + (pp - 2 - large) * table[small - 1] + large * table[small]
+    return np.asarray(total, dtype=float)
+
+
+def non_dominated(time: Array, peak: NDArray[np.int64]) -> list[int]:
+    """Indices of the points that no other undercuts in time or bytes without exceeding it in the other, by time."""
+    order = np.lexsort((peak, time))
+    best = np.minimum.accumulate(peak[order])
+    keep = np.concatenate([[True], peak[order][1:] < best[:-1]])
+    return [int(i) for i in order[keep]]

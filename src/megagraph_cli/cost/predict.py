@@ -1,0 +1,257 @@
+"""What a plan will cost: seconds of a step and bytes of every stage, from a cost model's coefficients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megagraph_cli.artifacts.cost_model import CostModel
+from megagraph_cli.artifacts.plan import Forecast, StageForecast
+from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.cost.memory import Bytes, RoleMemory, phase_bytes
+from megagraph_cli.cost.simulate import simulate, with_receives
+from megagraph_cli.cost.terms import (
+    Array,
+    Size,
+    all_reduce_regressors,
+    evaluate,
+    host_regressors,
+    p2p_regressors,
+    part_regressors,
+)
+from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
+from megagraph_cli.layout.dims import ParallelDims
+from megagraph_cli.layout.schedules import SCHEDULES
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """A plan but for its layer split. Its order is the one in which equal plans are preferred."""
+
+    dims: ParallelDims
+    num_microbatches: int
+    schedule: str
+
+    def in_flight(self, stage: int) -> int:
+        """Micro-batches whose activations ``stage`` holds at once."""
+        return SCHEDULES[self.schedule].in_flight(stage, self.dims.pp, self.num_microbatches)
+
+
+@dataclass(frozen=True, order=True)
+class Role:
+    """Where a stage stands: the first has the input, the last the last layer and the head."""
+
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True)
+class StageTables:
+    """What each stage costs with 1, 2, ... layers: entry n - 1 of an array is n layers.
+
+    ``forward_s`` and ``backward_s`` of one micro-batch, its receive included; ``tail_s`` after the pipeline
+    (gradient reduction, optimizer); ``need_bytes`` = peak + margin, ``peak_bytes``. Stages that stand in the same
+    role share their arrays. All are non-decreasing in n; times are affine in n with one slope for every stage.
+    ``host_s`` is what the step cannot undercut: the construction of its batch.
+    """
+
+    setting: Setting
+    forward_s: tuple[Array, ...]
+    backward_s: tuple[Array, ...]
+    tail_s: tuple[Array, ...]
+    peak_bytes: tuple[NDArray[np.int64], ...]
+    need_bytes: tuple[NDArray[np.int64], ...]
+    host_s: float
+
+    @property
+    def pp(self) -> int:
+        return self.setting.dims.pp
+
+    @property
+    def width(self) -> int:
+        """Most layers that one stage can hold while every other keeps one."""
+        return len(self.forward_s[0])
+
+    @property
+    def num_layers(self) -> int:
+        return self.width + self.pp - 1
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predictions for one workload (the cost model's own, or that with other layers and batch size)."""
+
+    cost_model: CostModel
+    workload: Workload
+    _roles: dict[object, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def terms(self) -> Mapping[str, Mapping[str, float]]:
+        return self.cost_model.terms
+
+    @property
+    def overhead_bytes(self) -> int:
+        return self.cost_model.machine.overhead_bytes
+
+    def margin_bytes(self, peak_bytes: int) -> int:
+        """What held-out measurements say a peak may be under-predicted by."""
+        return math.ceil(self.terms["margin"]["relative"] * peak_bytes)
+
+    def remedy(self, gpus: int = 1) -> str:
+        """The ``mgraph profile`` call that measures what is missing."""
+        return f"mgraph profile --dataset {self.workload.dataset.name} --gpus {max(gpus, 1)}"
+
+    def size(self, setting: Setting, layers: object = 0) -> Size:
+        dims = setting.dims
+        targets = microbatch_targets(self.workload.batch.batch_size, dims.dp, setting.num_microbatches)
+        return Size(layers, targets, self.workload.batch.rows(dims.cp).rows_per_rank, dims.cp)
+
+    def parts_of(self, role: Role) -> list[str]:
+        """Modules of a stage in the order of its forward."""
+        return ["input"] * role.first + ["layer"] + ["last_layer", "head"] * role.last
+
+    def pass_s(self, quantity: str, setting: Setting, role: Role, layers: Array) -> Array:
+        """Seconds of one micro-batch's ``forward_s`` or ``backward_s`` through a stage with ``layers`` layers."""
+        size = self.size(setting, layers - role.last)
+        total = np.zeros(len(layers))
+        for part in ["stage", *self.parts_of(role)]:
+            regressors = part_regressors(quantity, part, size)
+            total = total + evaluate(self.terms, quantity, regressors, remedy=self.remedy(size.cp))
+        return total
+
+    def p2p_s(self, setting: Setting) -> float:
+        """Seconds of one micro-batch's boundary activation between two stages; 0 with one stage."""
+        if setting.dims.pp == 1:
+            return 0.0
+        message = boundary_bytes(self.workload, self.size(setting))
+        return float(evaluate(self.terms, "p2p_s", p2p_regressors(message), remedy=self.remedy(2)))
+
+    def parameters_bytes(self, role: Role, layers: Array) -> Array:
+        """Bytes of a stage's weights."""
+        counts = self.workload.parameters()
+        held = counts.shared + layers * counts.layer + role.first * counts.input + role.last * counts.head
+        return held * self.workload.itemsize_bytes
+
+    def tail_s(self, setting: Setting, role: Role, layers: Array) -> Array:
+        """Seconds after the pipeline: gradients summed over dp x cp, those of all stages' copies, the optimizer."""
+        dims = setting.dims
+        held = self.parameters_bytes(role, layers)
+        regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held))
+        total = evaluate(self.terms, "optimizer_s", regressors, remedy=self.remedy())
+        if dims.dp * dims.cp > 1:
+            total = total + self._all_reduce_s(held, dims.dp * dims.cp)
+        if dims.pp > 1:
+            shared = self.workload.parameters().shared * self.workload.itemsize_bytes
+            total = total + self._all_reduce_s(shared, dims.pp)
+        return np.asarray(total, dtype=float) + np.zeros(len(layers))
+
+    def _all_reduce_s(self, message_bytes: object, group_size: int) -> object:
+        regressors = all_reduce_regressors(message_bytes, group_size)
+        return evaluate(self.terms, "all_reduce_s", regressors, remedy=self.remedy(2))
+
+    def host_s(self, setting: Setting) -> float:
+        """Seconds in which a replica's host threads build the batch of one step."""
+        targets = self.size(setting).microbatch * setting.num_microbatches
+        regressors = host_regressors(targets, max(1, round(self.terms["threads"]["per_worker"])))
+        construct = evaluate(self.terms, "construct_s", regressors, remedy=self.remedy())
+        gather = evaluate(self.terms, "gather_s", regressors, remedy=self.remedy())
+        return float(construct + gather)
+
+    def memory(self, setting: Setting, stage: int, layers: Array) -> RoleMemory:
+        """Bytes of a stage by phase and term, for each number of layers."""
+        role = role_of(stage, setting.dims.pp)
+        return phase_bytes(
+            self.terms,
+            self.size(setting, layers - role.last),
+            parts=self.parts_of(role),
+            parameters=self.parameters_bytes(role, layers),
+            boundary=boundary_bytes(self.workload, self.size(setting)) * ((not role.first) + (not role.last)),
+            num_microbatches=setting.num_microbatches,
+            in_flight=setting.in_flight(stage),
+            reduces=setting.dims.dp * setting.dims.cp > 1,
+            remedy=self.remedy(setting.dims.cp),
+        )
+
+    def tables(self, setting: Setting) -> StageTables:
+        """Costs of every stage for every number of layers it may hold."""
+        pp = setting.dims.pp
+        layers = np.arange(1, self.workload.model.num_layers - pp + 2, dtype=float)
+        transfer_s = self.p2p_s(setting)
+        times: dict[Role, tuple[Array, Array, Array]] = {}
+        bytes_of: dict[tuple[Role, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        for stage in range(pp):
+            role = role_of(stage, pp)
+            if role not in times:
+                times[role] = self._role_times(setting, role, layers, transfer_s)
+            key = (role, setting.in_flight(stage))
+            if key not in bytes_of:
+                peak = self.memory(setting, stage, layers).peak()
+                margin = np.ceil(self.terms["margin"]["relative"] * peak).astype(np.int64)
+                bytes_of[key] = (peak, peak + margin)
+        roles = [role_of(stage, pp) for stage in range(pp)]
+        sizes = [bytes_of[role, setting.in_flight(stage)] for stage, role in enumerate(roles)]
+        return StageTables(
+            setting=setting,
+            forward_s=tuple(times[role][0] for role in roles),
+            backward_s=tuple(times[role][1] for role in roles),
+            tail_s=tuple(times[role][2] for role in roles),
+            peak_bytes=tuple(peak for peak, _ in sizes),
+            need_bytes=tuple(need for _, need in sizes),
+            host_s=self.host_s(setting),
+        )
+
+    def _role_times(self, setting: Setting, role: Role, layers: Array, transfer_s: float) -> tuple[Array, Array, Array]:
+        # Settings that differ in schedule alone, or in K at equal micro-batches, ask for the same times.
+        size = self.size(setting)
+        key = (role, size, setting.dims, len(layers))
+        if key not in self._roles:
+            forward = self.pass_s("forward_s", setting, role, layers) + transfer_s * (not role.first)
+            backward = self.pass_s("backward_s", setting, role, layers) + transfer_s * (not role.last)
+            self._roles[key] = (forward, backward, self.tail_s(setting, role, layers))
+        return self._roles[key]
+
+    def forecast(self, setting: Setting, split: Sequence[int]) -> Forecast:
+        """Step, epoch and every stage's seconds and bytes of one plan."""
+        pp, count = setting.dims.pp, setting.num_microbatches
+        transfer_s = self.p2p_s(setting)
+        forward, backward, tails, stages_bytes = [], [], [], []
+        for stage, held in enumerate(split):
+            role, layers = role_of(stage, pp), np.array([float(held)])
+            forward.append(float(self.pass_s("forward_s", setting, role, layers)[0]))
+            backward.append(float(self.pass_s("backward_s", setting, role, layers)[0]))
+            tails.append(float(self.tail_s(setting, role, layers)[0]))
+            stages_bytes.append(self.memory(setting, stage, layers).at_peak())
+        timeline = simulate(forward, backward, transfer_s, count, setting.schedule)
+        step_s = max(timeline.makespan_s + max(tails), self.host_s(setting))
+        busy = [
+            count * (f + b) + tail
+            for f, b, tail in zip(*with_receives(forward, backward, transfer_s), tails, strict=True)
+        ]
+        peak = max(total_bytes(terms) for terms in stages_bytes)
+        graph = self.workload.graph
+        assert graph is not None, "a forecast needs the prepared graph"
+        return Forecast(
+            step_s=step_s,
+            epoch_s=steps_per_epoch(graph.train, self.workload.batch.batch_size) * step_s,
+            peak_bytes=peak,
+            overhead_bytes=self.overhead_bytes,
+            margin_bytes=self.margin_bytes(peak),
+            stages=[StageForecast(time_s=s, memory_bytes=m) for s, m in zip(busy, stages_bytes, strict=True)],
+        )
+
+
+def role_of(stage: int, pp: int) -> Role:
+    return Role(first=stage == 0, last=stage == pp - 1)
+
+
+def boundary_bytes(workload: Workload, size: Size) -> int:
+    """Bytes of one micro-batch's activation between stages: b x ceil(S / cp) x d."""
+    return size.tokens * workload.model.hidden_dim * workload.itemsize_bytes
+
+
+def total_bytes(terms: Bytes) -> int:
+    return sum(terms.values())

@@ -1,0 +1,132 @@
+"""The plans that a search looks through: every degree, micro-batch count and schedule that the request leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.cost.predict import Setting
+from megagraph_cli.errors import MgraphError
+from megagraph_cli.layout.dims import ParallelDims, factorisations
+from megagraph_cli.layout.schedules import SCHEDULES
+
+MOST_GPUS = 4096
+MICROBATCHES_PER_STAGE = 4
+"""K is tried up to this many times pp: beyond, the pipeline's bubble hardly shrinks."""
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What the user fixed; None leaves a dimension open. ``layers`` is a whole split."""
+
+    pp: int | None = None
+    cp: int | None = None
+    dp: int | None = None
+    num_microbatches: int | None = None
+    schedule: str | None = None
+    layers: tuple[int, ...] | None = None
+
+
+def settings(workload: Workload, gpus: int, pins: Pins) -> list[Setting]:
+    """Every setting on ``gpus`` workers, in the order in which equal ones are preferred.
+
+    Raises MgraphError (exit 2) for pins, or a number of workers, that no plan can have.
+    """
+    if not 1 <= gpus <= MOST_GPUS:
+        raise MgraphError(f"--gpus {gpus} is out of range; plan for 1 to {MOST_GPUS} workers")
+    _check_single_pins(workload, gpus, pins)
+    found = sorted(setting for dims in factorisations(gpus) for setting in _settings_of(workload, dims, pins))
+    if not found:
+        raise _nothing(workload, gpus, pins)
+    return found
+
+
+def _settings_of(workload: Workload, dims: ParallelDims, pins: Pins) -> Iterator[Setting]:
+    if not _dims_allowed(workload, dims, pins):
+        return
+    batch_size = workload.batch.batch_size
+    for count in _microbatch_counts(batch_size, dims, pins):
+        for name, schedule in SCHEDULES.items():
+            if pins.schedule not in (None, name) or (dims.pp == 1 and name != "gpipe"):
+                continue
+            if dims.dp * count <= batch_size and count >= schedule.min_microbatches(dims.pp):
+                yield Setting(dims, count, name)
+
+
+def _dims_allowed(workload: Workload, dims: ParallelDims, pins: Pins) -> bool:
+    pinned = {"pp": pins.pp, "cp": pins.cp, "dp": pins.dp}
+    if any(degree not in (None, dims.degree(axis)) for axis, degree in pinned.items()):
+        return False
+    if pins.layers is not None and len(pins.layers) != dims.pp:
+        return False
+    rows = workload.batch.rows().sequence_rows
+    return dims.pp <= workload.model.num_layers and dims.cp <= rows and dims.dp <= workload.batch.batch_size
+
+
+def _microbatch_counts(batch_size: int, dims: ParallelDims, pins: Pins) -> list[int]:
+    if pins.num_microbatches is not None:
+        return [pins.num_microbatches]
+    replica = -(-batch_size // dims.dp)
+    most = min(replica, MICROBATCHES_PER_STAGE * dims.pp)
+    return [count for count in range(1, most + 1) if replica % count == 0]
+
+
+def _check_single_pins(workload: Workload, gpus: int, pins: Pins) -> None:
+    """Pins that are wrong whatever the others say."""
+    limits = {
+        "pp": (pins.pp, workload.model.num_layers, "layers in the model"),
+        "cp": (pins.cp, workload.batch.rows().sequence_rows, "rows in a sequence"),
+        "dp": (pins.dp, workload.batch.batch_size, "targets in a batch"),
+        "microbatches": (pins.num_microbatches, workload.batch.batch_size, "targets in a batch"),
+    }
+    for flag, (asked, most, what) in limits.items():
+        if asked is None:
+            continue
+        if not 1 <= asked <= most:
+            raise MgraphError(f"--{flag} {asked} cannot be: there are {most} {what}; give 1 to {most}")
+        if flag != "microbatches" and gpus % asked:
+            raise MgraphError(f"--{flag} {asked} does not divide --gpus {gpus}; give a divisor of {gpus}")
+    if pins.schedule is not None and pins.schedule not in SCHEDULES:
+        raise MgraphError(f"--schedule {pins.schedule} is unknown; give one of {', '.join(SCHEDULES)}")
+    if pins.layers is not None:
+        _check_layers(workload, gpus, pins.layers)
+
+
+def _check_layers(workload: Workload, gpus: int, layers: tuple[int, ...]) -> None:
+    said = ",".join(map(str, layers))
+    total = workload.model.num_layers
+    if not layers or min(layers) < 1:
+        raise MgraphError(f"--layers {said} leaves a stage without a layer; give every stage at least one")
+    if sum(layers) != total:
+        raise MgraphError(f"--layers {said} adds up to {sum(layers)} layers but the model has {total}; make it {total}")
+    if gpus % len(layers):
+        raise MgraphError(f"--layers {said} is {len(layers)} stages, which do not divide --gpus {gpus}; give a divisor")
+
+
+def _nothing(workload: Workload, gpus: int, pins: Pins) -> MgraphError:
+    """Why no setting is left, as far as one sentence can say it."""
+    given = {
+        "pp": pins.pp,
+        "cp": pins.cp,
+        "dp": pins.dp,
+        "microbatches": pins.num_microbatches,
+        "schedule": pins.schedule,
+        "layers": None if pins.layers is None else ",".join(map(str, pins.layers)),
+    }
+    said = " ".join(f"--{flag} {value}" for flag, value in given.items() if value is not None)
+    if not said:
+        limits = (
+            f"{workload.model.num_layers} layers, {workload.batch.rows().sequence_rows} rows and "
+            f"{workload.batch.batch_size} targets"
+        )
+        return MgraphError(f"--gpus {gpus} cannot be cut into pp x cp x dp within {limits}; give another number")
+    if pins.schedule == "1f1b":
+        return MgraphError(
+            f"{said} leaves no plan on {gpus} workers: 1f1b needs pp above 1, --microbatches of at least pp, and "
+            "dp x microbatches within the batch; loosen a pin or use --schedule gpipe"
+        )
+    return MgraphError(
+        f"{said} leaves no plan on {gpus} workers: pp x cp x dp must be {gpus} and dp x microbatches at most "
+        f"{workload.batch.batch_size}; loosen a pin"
+    )

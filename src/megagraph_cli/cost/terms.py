@@ -1,0 +1,263 @@
+"""The terms of the cost model: what each quantity depends on, fitted and predicted from the same regressors.
+
+A quantity (seconds of a forward, bytes saved for the backward, ...) is a sum of coefficients times regressors. The
+regressors of a size stand in one function, which the fit calls on what was measured and the prediction on what is
+asked, so that the two cannot drift apart. Coefficients are never negative: a part costs nothing at worst, hence
+every prediction grows with every size (paper.md, "Profile -> Model -> Search").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from megagraph_cli.errors import EXIT_STALE, MgraphError
+
+Array = NDArray[np.float64]
+Regressors = dict[str, Any]
+"""Values by coefficient name; numbers, or arrays over the number of layers."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a module is measured or asked at.
+
+    ``layers`` middle layers in a row (a number, or an array of them), ``microbatch`` sequences of ``rows`` rows on
+    each of ``cp`` context ranks, ``parameters_bytes`` of weights (a number or an array).
+    """
+
+    layers: Any = 0
+    microbatch: int = 0
+    rows: int = 1
+    cp: int = 1
+    parameters_bytes: Any = 0
+
+    @property
+    def tokens(self) -> int:
+        """Rows of a micro-batch on this rank: b R."""
+        return self.microbatch * self.rows
+
+    @property
+    def scores(self) -> int:
+        """Entries of one head's score matrix on this rank, padding included: b R (cp R)."""
+        return self.tokens * self.rows * self.cp
+
+
+def _ring(prefix: str, size: Size, layers: Any) -> Regressors:
+    """A ring's cost: joining it, and its hops by number and by the rows that travel; nothing at cp = 1."""
+    if size.cp == 1:
+        return {}
+    hops = size.cp - 1
+    return {
+        f"{prefix}.ring": layers,
+        f"{prefix}.hop": layers * hops,
+        f"{prefix}.hop_rows": layers * hops * size.tokens,
+    }
+
+
+def _stage_time(size: Size) -> Regressors:
+    """Once per micro-batch and stage: the pass itself and its bias channels."""
+    return {"stage.call": 1.0, "stage.rows": size.tokens, "stage.channels": size.scores}
+
+
+def _layer_time(size: Size) -> Regressors:
+    n = size.layers
+    own = {"layer.call": n, "layer.rows": n * size.tokens, "layer.scores": n * size.scores}
+    return own | _ring("layer", size, n)
+
+
+def _last_layer_time(size: Size) -> Regressors:
+    own = {"last_layer.call": 1.0, "last_layer.rows": size.tokens, "last_layer.targets": size.microbatch}
+    return own | _ring("last_layer", size, 1.0)
+
+
+def _input_rows(size: Size) -> Regressors:
+    return {"input.call": 1.0, "input.rows": size.tokens}
+
+
+def _head_targets(size: Size) -> Regressors:
+    return {"head.call": 1.0, "head.targets": size.microbatch, "head.rows": size.tokens}
+
+
+def _stage_saved(size: Size) -> Regressors:
+    return {"stage.call": 1.0, "stage.channels": size.scores}
+
+
+def _layer_saved(size: Size) -> Regressors:
+    n = size.layers
+    return {"layer.call": n, "layer.rows": n * size.tokens, "layer.scores": n * size.scores}
+
+
+def _last_layer_saved(size: Size) -> Regressors:
+    return {"last_layer.call": 1.0, "last_layer.rows": size.tokens, "last_layer.targets": size.microbatch}
+
+
+def _transient(prefix: str) -> Callable[[Size], Regressors]:
+    """Bytes above what is live around a pass: the working set of the one module that runs, however deep the stage."""
+
+    def regressors(size: Size) -> Regressors:
+        own: Regressors = {
+            f"{prefix}.call": 1.0,
+            f"{prefix}.rows": size.tokens,
+            f"{prefix}.scores": size.scores,
+        }
+        if prefix in ("layer", "last_layer") and size.cp > 1:
+            own[f"{prefix}.ring_rows"] = size.tokens
+        return own
+
+    return regressors
+
+
+def _with_gradients(transient: Callable[[Size], Regressors], prefix: str) -> Callable[[Size], Regressors]:
+    """A backward's transient, with what it adds of gradients told apart (these are counted exactly, as static).
+
+    A constant would be the same column as the gradients of a module of one size, hence there is none.
+    """
+
+    def regressors(size: Size) -> Regressors:
+        own = transient(size) | {f"{prefix}.gradients": size.parameters_bytes}
+        del own[f"{prefix}.call"]
+        return own
+
+    return regressors
+
+
+def _batch(prefix: str) -> Callable[[Size], Regressors]:
+    def regressors(size: Size) -> Regressors:
+        return {f"{prefix}.sequences": size.microbatch, f"{prefix}.rows": size.tokens}
+
+    return regressors
+
+
+def _joined(*parts: Callable[[Size], Regressors]) -> Callable[[Size], Regressors]:
+    def regressors(size: Size) -> Regressors:
+        joined: Regressors = {}
+        for part in parts:
+            joined |= part(size)
+        return joined
+
+    return regressors
+
+
+def _optimizer(size: Size) -> Regressors:
+    return {"optimizer.call": 1.0, "optimizer.bytes": size.parameters_bytes}
+
+
+MODULES = ("input", "layer", "last_layer", "head")
+_Parts = dict[str, Callable[[Size], Regressors]]
+_TIME: _Parts = {
+    "stage": _stage_time,
+    "layer": _layer_time,
+    "last_layer": _last_layer_time,
+    "input": _input_rows,
+    "head": _head_targets,
+}
+_SAVED: _Parts = {
+    "stage": _stage_saved,
+    "layer": _layer_saved,
+    "last_layer": _last_layer_saved,
+    "input": _input_rows,
+    "head": _head_targets,
+}
+_PARTS: dict[str, _Parts] = {
+    "forward_s": _TIME,
+    "backward_s": _TIME,
+    "saved_bytes": _SAVED,
+    "forward_transient_bytes": {name: _transient(name) for name in MODULES},
+    "backward_transient_bytes": {name: _with_gradients(_transient(name), name) for name in MODULES},
+    "batch_bytes": {name: _batch(name) for name in MODULES},
+    "optimizer_s": {"optimizer": _optimizer},
+    "optimizer_transient_bytes": {"optimizer": _optimizer},
+}
+COMPUTE_QUANTITIES = tuple(_PARTS)
+SHARED_STAGE = ("forward_s", "backward_s", "saved_bytes")
+"""Quantities in which a layer sample also holds what a stage does once per micro-batch."""
+
+
+def part_regressors(quantity: str, part: str, size: Size) -> Regressors:
+    """Regressors of one part of a quantity: ``stage`` (once per micro-batch), a module, or ``optimizer``."""
+    return _PARTS[quantity][part](size)
+
+
+def sample_regressors(quantity: str, module: str, size: Size) -> Regressors:
+    """Regressors of a whole measured sample: a layer sample is a stage, its own pass and channels included."""
+    if quantity in SHARED_STAGE and module in ("layer", "last_layer"):
+        return _joined(_PARTS[quantity]["stage"], _PARTS[quantity][module])(size)
+    return part_regressors(quantity, module, size)
+
+
+def p2p_regressors(message_bytes: float) -> Regressors:
+    """One message to a neighbour: alpha + beta x bytes."""
+    return {"call": 1.0, "bytes": message_bytes}
+
+
+def all_reduce_regressors(message_bytes: Any, group_size: int) -> Regressors:
+    """A sum over a group: latency and latency by hop, the ring's 2 (g - 1)/g of the bytes, and bytes by contender."""
+    hops = group_size - 1
+    return {
+        "call": 1.0,
+        "hop": hops,
+        "bytes": 2 * hops / group_size * message_bytes,
+        "contention_bytes": hops * message_bytes,
+    }
+
+
+def host_regressors(targets: int, threads: int) -> Regressors:
+    """Host work for a number of targets, shared by threads."""
+    return {"call": 1.0, "targets": targets / threads}
+
+
+def fit_coefficients(rows: Sequence[Regressors], measured: Sequence[float]) -> dict[str, float]:
+    """Non-negative least squares of relative residuals, so that small samples count as much as large ones.
+
+    Regressors that never differ from zero are left out of the result: they were not measured.
+    """
+    names = sorted({name for row in rows for name in row})
+    matrix = np.array([[float(row.get(name, 0.0)) for name in names] for row in rows])
+    target = np.array(measured, dtype=float)
+    seen = np.abs(matrix).max(axis=0) > 0
+    names = [name for name, used in zip(names, seen, strict=True) if used]
+    # A sample of zero has no relative residual; a thousandth of the typical one stands in for its size.
+    typical = float(np.median(target[target > 0])) if np.any(target > 0) else 1.0
+    weight = 1.0 / np.maximum(target, typical * 1e-3)
+    weighted = matrix[:, seen] * weight[:, None]
+    # Columns differ by many orders of magnitude; without this the solver's tolerance would drop the small ones.
+    scale = np.sqrt((weighted**2).sum(axis=0))
+    solution, _ = nnls(weighted / scale, target * weight, maxiter=50 * max(1, len(names)))
+    # The last digits are the linear algebra library's own; without them a cost model is the same on every machine.
+    solution[solution < solution.max() * 1e-12] = 0.0
+    return {name: float(f"{value:.12g}") for name, value in zip(names, solution / scale, strict=True)}
+
+
+def evaluate(
+    terms: Mapping[str, Mapping[str, float]], quantity: str, regressors: Regressors, *, remedy: str, skip: str = ""
+) -> Any:
+    """Sum of coefficients times regressors; a coefficient named ``*.{skip}`` is left out.
+
+    Raises MgraphError (exit 4), naming ``remedy``, where a coefficient was never measured.
+    """
+    coefficients = terms.get(quantity)
+    if coefficients is None:
+        raise never_measured(quantity, remedy)
+    total: Any = 0.0
+    for name in sorted(regressors):
+        if skip and name.endswith(f".{skip}"):
+            continue
+        value = regressors[name]
+        if name in coefficients:
+            total = total + coefficients[name] * value
+        elif np.any(np.asarray(value) != 0):
+            raise never_measured(f"{quantity} {name}", remedy)
+    return total
+
+
+def never_measured(what: str, remedy: str) -> MgraphError:
+    """The error of a term that the profile does not hold."""
+    return MgraphError(
+        f"the profile never measured {what}, which this plan needs; run `{remedy}`, then fit again", EXIT_STALE
+    )

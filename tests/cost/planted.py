@@ -1,0 +1,206 @@
+"""Synthetic profiles whose every measurement comes from known coefficients: what a fit must find again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from megagraph_cli.artifacts.profile import CommSample, ComputeSample, HostSample, Machine, Profile
+from megagraph_cli.artifacts.workload import Workload
+
+SEQUENCE_ROWS = 17
+
+
+def workload(num_layers: int = 4, batch_size: int = 256, **model: Any) -> Workload:
+    """A small workload: sequences of 17 rows, hidden size 32."""
+    return Workload.model_validate(
+        {
+            "dataset": {"name": "demo"},
+            "model": {"num_layers": num_layers, "num_heads": 4, "hidden_dim": 32, "ffn_dim": 32} | model,
+            "batch": {"batch_size": batch_size},
+            "train": {},
+            "graph": {
+                "digest": "0" * 64,
+                "nodes": 2000,
+                "edges": 8000,
+                "features": 24,
+                "feature_density": 0.5,
+                "classes": 5,
+                "clusters": 200,
+                "train": 1200,
+                "val": 400,
+                "test": 400,
+            },
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Planted:
+    """The truth behind a profile. Times in seconds, sizes in bytes; ``*_row`` per row of a micro-batch."""
+
+    layer_call_s: float = 2e-4
+    layer_row_s: float = 1e-6
+    hop_s: float = 5e-5
+    hop_row_s: float = 2e-8
+    stage_call_s: float = 1e-4
+    stage_row_s: float = 4e-7
+    last_call_s: float = 1e-4
+    last_row_s: float = 3e-7
+    input_call_s: float = 3e-5
+    input_row_s: float = 2e-7
+    head_call_s: float = 2e-5
+    head_target_s: float = 6e-7
+    backward_factor: float = 2.0
+    optimizer_call_s: float = 1e-4
+    optimizer_byte_s: float = 3e-10
+    p2p_call_s: float = 8e-5
+    p2p_byte_s: float = 1e-9
+    reduce_hop_s: float = 6e-5
+    reduce_byte_s: float = 8e-10
+    construct_target_s: float = 4e-6
+    gather_target_s: float = 1e-6
+    layer_row_bytes: float = 900.0
+    channel_score_bytes: float = 24.0
+    last_row_bytes: float = 500.0
+    input_row_bytes: float = 220.0
+    head_target_bytes: float = 300.0
+    working_row_bytes: float = 700.0
+    batch_row_bytes: float = 24.0
+    overhead_bytes: int = 200_000_000
+    memory_bytes: int = 4_000_000_000
+
+    def forward_s(self, module: str, layers: int, b: int, rows: int, cp: int) -> float:
+        tokens, hops = b * rows, cp - 1
+        stage = self.stage_call_s + self.stage_row_s * tokens
+        ring = hops * (self.hop_s + self.hop_row_s * tokens)
+        if module == "layer":
+            return stage + layers * (self.layer_call_s + self.layer_row_s * tokens + ring)
+        if module == "last_layer":
+            return stage + self.last_call_s + self.last_row_s * tokens + ring
+        if module == "input":
+            return self.input_call_s + self.input_row_s * tokens
+        return self.head_call_s + self.head_target_s * b
+
+    def saved_bytes(self, module: str, layers: int, b: int, rows: int, cp: int) -> float:
+        tokens = b * rows
+        channels = self.channel_score_bytes * tokens * rows * cp
+        if module == "layer":
+            return channels + layers * self.layer_row_bytes * tokens
+        if module == "last_layer":
+            return channels + self.last_row_bytes * tokens
+        return self.input_row_bytes * tokens if module == "input" else self.head_target_bytes * b
+
+
+def profile(truth: Planted | None = None, *, gpus: int = 4, work: Workload | None = None) -> Profile:
+    """A whole profile of ``truth`` on ``gpus`` devices."""
+    truth = truth or Planted()
+    work = work or workload()
+    return Profile(
+        workload=work,
+        machine=Machine(
+            hosts=1,
+            device="cpu",
+            num_devices=gpus,
+            memory_bytes=truth.memory_bytes,
+            overhead_bytes=truth.overhead_bytes,
+            backend="gloo",
+            torch="2.13.0",
+        ),
+        compute=_compute(truth, work, gpus),
+        comm=_comm(truth, gpus) if gpus > 1 else [],
+        host=_host(truth),
+    )
+
+
+def _compute(truth: Planted, work: Workload, gpus: int) -> list[ComputeSample]:
+    counts, item = work.parameters(), work.itemsize_bytes
+    samples = []
+    for cp in range(1, gpus + 1):
+        rows = work.batch.rows(cp).rows_per_rank
+        for b in (4, 8, 16, 32, 64):
+            for layers in (1, 2, 4):
+                samples.append(
+                    _sample(truth, "layer", layers, b, rows, cp, (layers * counts.layer + counts.shared) * item)
+                )
+            samples.append(_sample(truth, "last_layer", 1, b, rows, cp, (counts.layer + counts.shared) * item))
+            samples.append(_sample(truth, "input", 0, b, rows, cp, counts.input * item))
+            samples.append(_sample(truth, "head", 0, b, rows, cp, counts.head * item))
+    for layers in (1, 2, 4, 8):
+        size = counts.of_stage(layers, first=True, last=True) * item
+        seconds = truth.optimizer_call_s + truth.optimizer_byte_s * size
+        samples.append(
+            ComputeSample(
+                module="optimizer",
+                num_layers=layers,
+                cp=1,
+                rows=1,
+                sequence_rows=SEQUENCE_ROWS,
+                microbatch_size=0,
+                forward_s=0.0,
+                backward_s=seconds,
+                memory={"parameters": size, "saved": 0, "forward_peak": 0, "backward_peak": 0, "batch": 0},
+                samples_s=[[0.0, seconds]] * 3,
+            )
+        )
+    return samples
+
+
+def _sample(truth: Planted, module: Any, layers: int, b: int, rows: int, cp: int, size: int) -> ComputeSample:
+    forward = truth.forward_s(module, layers, b, rows, cp)
+    backward = truth.backward_factor * forward
+    saved = round(truth.saved_bytes(module, layers, b, rows, cp))
+    working = round(truth.working_row_bytes * b * rows)
+    return ComputeSample(
+        module=module,
+        num_layers=layers,
+        cp=cp,
+        rows=rows,
+        sequence_rows=SEQUENCE_ROWS,
+        microbatch_size=b,
+        forward_s=forward,
+        backward_s=backward,
+        memory={
+            "parameters": size,
+            "saved": saved,
+            "forward_peak": saved + working,
+            "backward_peak": 2 * working + size,
+            "batch": round(truth.batch_row_bytes * b * rows) if module != "head" else 8 * b,
+        },
+        samples_s=[[forward, backward]] * 3,
+    )
+
+
+def _comm(truth: Planted, gpus: int) -> list[CommSample]:
+    samples = []
+    for size in (1024, 16_384, 262_144, 4_194_304):
+        seconds = truth.p2p_call_s + truth.p2p_byte_s * size
+        samples.append(_message("p2p", "pp", 2, size, seconds))
+        for group in range(2, gpus + 1):
+            seconds = truth.reduce_hop_s * (group - 1) + truth.reduce_byte_s * 2 * (group - 1) / group * size
+            samples.append(_message("all_reduce", "dp", group, size, seconds))
+    return samples
+
+
+def _message(op: Any, axis: Any, group: int, size: int, seconds: float) -> CommSample:
+    return CommSample(
+        op=op, axis=axis, group_size=group, link="host", message_bytes=size, time_s=seconds, samples_s=[seconds] * 3
+    )
+
+
+def _host(truth: Planted) -> list[HostSample]:
+    samples = []
+    for targets in (32, 64, 128, 256):
+        for op, each in (("construct", truth.construct_target_s), ("gather", truth.gather_target_s)):
+            seconds = each * targets
+            samples.append(
+                HostSample(
+                    op=op,  # type: ignore[arg-type]
+                    targets=targets,
+                    sequence_rows=SEQUENCE_ROWS,
+                    threads=1,
+                    time_s=seconds,
+                    samples_s=[seconds] * 3,
+                )
+            )
+    return samples
