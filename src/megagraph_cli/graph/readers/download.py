@@ -97,6 +97,8 @@ def _fetch_one(remote: Remote, aside: Path, wanted: set[str], progress: Callable
 def _stream(url: str, path: Path, progress: Callable[[str], None]) -> None:
     """Copies ``url`` to ``path``; a connection that ends early is an error, not a short file."""
     with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, path.open("wb") as out:
+        if response.headers.get_content_type() == "text/html":
+            raise urllib.error.URLError("the server answered with a web page instead of the file")
         expected = response.headers.get("Content-Length")
         done = 0
         while block := response.read(_BLOCK_BYTES):

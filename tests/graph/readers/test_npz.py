@@ -1,0 +1,101 @@
+"""The three key layouts of a .npz file, each in its variants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from megagraph_cli.errors import MgraphError
+from megagraph_cli.graph.readers.npz import read_npz
+
+RNG = np.random.default_rng(0)
+EDGES = RNG.integers(0, 30, (80, 2))
+X = (RNG.random((30, 7)) < 0.4).astype(np.float32)
+Y = RNG.integers(0, 3, 30)
+MASKS = RNG.random((3, 4, 30)) < 0.3  # part, published split, node
+
+
+def save(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def csr(matrix: sparse.csr_matrix, prefix: str) -> dict[str, Any]:
+    arrays = {key: getattr(matrix, key) for key in ("data", "indices", "indptr")}
+    return {f"{prefix}_{key}": value for key, value in arrays.items()} | {f"{prefix}_shape": np.array(matrix.shape)}
+
+
+@pytest.mark.parametrize("layout", ["[V]", "[V, k]", "[k, V]", "bytes"])
+def test_own_keys_and_masks(layout: str, tmp_path: Path) -> None:
+    masks = MASKS[:, :1, :] if layout == "[V]" else MASKS
+    stored = {"[V]": masks[:, 0], "[V, k]": masks.transpose(0, 2, 1), "[k, V]": masks, "bytes": masks.astype(np.uint8)}
+    parts = dict(zip(("train_mask", "val_mask", "test_mask"), stored[layout], strict=True))
+    raw = read_npz(save(tmp_path / "g.npz", edge_index=EDGES.T, x=X, y=Y, **parts))
+    np.testing.assert_array_equal(np.stack([raw.tails, raw.heads]), EDGES.T)
+    np.testing.assert_array_equal(raw.features, X)
+    assert raw.masks is not None
+    for mask, expected in zip((raw.masks.train, raw.masks.val, raw.masks.test), masks, strict=True):
+        np.testing.assert_array_equal(mask, expected)
+
+
+def test_own_sparse_features_stay_sparse(tmp_path: Path) -> None:
+    raw = read_npz(save(tmp_path / "g.npz", edge_index=EDGES.T, y=Y, **csr(sparse.csr_matrix(X), "x")))
+    assert sparse.issparse(raw.features)
+    np.testing.assert_array_equal(raw.features.toarray(), X)
+
+
+def test_own_without_features(tmp_path: Path) -> None:
+    raw = read_npz(save(tmp_path / "g.npz", edge_index=EDGES.T, y=Y))
+    assert raw.features is None
+    assert raw.masks is None
+    assert raw.num_nodes == 30
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_gnn_benchmark_keys(dense: bool, tmp_path: Path) -> None:
+    adjacency = sparse.csr_matrix((np.ones(80), EDGES.T), shape=(30, 30))
+    attr = {"attr_matrix": X} if dense else csr(sparse.csr_matrix(X), "attr")
+    raw = read_npz(save(tmp_path / "g.npz", labels=Y, **csr(adjacency, "adj"), **attr))
+    found = sparse.csr_matrix((np.ones(raw.tails.size), (raw.tails, raw.heads)), shape=(30, 30))
+    assert (found.astype(bool) != adjacency.astype(bool)).nnz == 0
+    features = raw.features.toarray() if sparse.issparse(raw.features) else raw.features
+    np.testing.assert_array_equal(features, X)
+
+
+def test_heterophilous_keys(tmp_path: Path) -> None:
+    parts = dict(zip(("train_masks", "val_masks", "test_masks"), MASKS, strict=True))
+    raw = read_npz(save(tmp_path / "g.npz", edges=EDGES, node_features=X, node_labels=Y, **parts))
+    np.testing.assert_array_equal(np.stack([raw.tails, raw.heads], axis=1), EDGES)
+    np.testing.assert_array_equal(raw.labels, Y)
+    assert raw.masks is not None
+    np.testing.assert_array_equal(raw.masks.test, MASKS[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"adj_indptr": np.zeros(31, np.int64)}, "do not fit 30 rows"),
+        ({"adj_indices": np.full(80, 30)}, "beyond the 30 columns"),
+        ({"adj_indices": np.zeros(79, np.int64)}, "80 values for 79 column"),
+        ({"adj_shape": np.array([30, 31])}, "square"),
+        ({"adj_shape": np.array([30])}, "adj_"),
+        ({"labels": None}, "no array 'labels'"),
+    ],
+)
+def test_gnn_benchmark_arrays_that_do_not_fit(change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    order = np.lexsort((EDGES[:, 1], EDGES[:, 0]))
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(EDGES[:, 0], minlength=30))])
+    arrays = {
+        "adj_data": np.ones(80),
+        "adj_indices": EDGES[order, 1],
+        "adj_indptr": indptr,
+        "adj_shape": np.array([30, 30]),
+        "labels": Y,
+    } | change
+    path = save(tmp_path / "g.npz", **{key: value for key, value in arrays.items() if value is not None})
+    with pytest.raises(MgraphError, match=expected):
+        read_npz(path)
