@@ -343,7 +343,7 @@ def _as_failure(error: Exception) -> MgraphError:
     """The sentence for an error that is not ours: typer's usage errors (exit 2), else an unexpected one (exit 1)."""
     format_message: Any = getattr(error, "format_message", None)
     if format_message is not None:  # typer's own copy of click keeps its classes private
-        said = " ".join(str(format_message()).split()).rstrip(".")
+        said = " ".join(str(format_message()).replace("Value error, ", "").split()).rstrip(".")
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "mgraph"
         return MgraphError(f"{said[:1].lower()}{said[1:]}; see {command} --help", EXIT_USAGE)

@@ -56,8 +56,10 @@ class Screen:
             self.console.print(f"[dim]{escape(text)}[/]")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table; all columns but the first are right-aligned."""
-        table = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left")
+        """A table; all columns but the first are right-aligned. Empty column names: no header."""
+        headed = any(columns)
+        style = box.SIMPLE_HEAD if headed else None
+        table = Table(title=escape(title), box=style, title_justify="left", show_header=headed)
         for index, column in enumerate(columns):
             table.add_column(escape(column), justify="right" if index else "left")
         for row in rows:

@@ -50,13 +50,14 @@ def find_failure(log_dir: Path, place_of: PlaceOf | None, *, killed_hanging: boo
     errors = sorted(_error_files(log_dir), key=lambda error: error["time"])
     killed = [each for each in ended if each.code < 0 and -each.code not in _ECHOES]
     causes = [error for error in errors if not error.get("collective")]
-    echoes = [each for each in ended if each.code < 0]
     if killed:
         return _killed(killed[0], log_dir, place_of)
-    if causes or (errors and not echoes):
-        return _raised((causes or errors)[0], log_dir)
-    if echoes or ended:
-        return _killed((echoes or ended)[0], log_dir, place_of)
+    if causes:
+        return _raised(causes[0], log_dir)
+    if errors and (root_cause is None or root_cause.code > 0):
+        return _raised(errors[0], log_dir)
+    if ended:
+        return _killed(ended[0], log_dir, place_of)
     return _errors_at_start(log_dir)
 
 
