@@ -164,7 +164,7 @@ def _sample(truth: Planted, module: Any, layers: int, b: int, rows: int, cp: int
             "parameters": size,
             "saved": saved,
             "forward_peak": saved + working,
-            "backward_peak": 2 * working + size,
+            "backward_peak": 2 * working,
             "batch": round(truth.batch_row_bytes * b * rows) if module != "head" else 8 * b,
         },
         samples_s=[[forward, backward]] * 3,

@@ -216,8 +216,8 @@ def _predicted_values(sample: ComputeSample, terms: dict[str, dict[str, float]])
 
 
 def _whole_peak(sample: ComputeSample, values: dict[str, float]) -> float:
-    """Bytes of a module trained alone: weights, moments, batch, and the larger of its forward and backward peak."""
-    static = (1 + OPTIMIZER_MOMENTS) * sample.memory.get("parameters", 0) + values["batch_bytes"]
+    """Bytes of a module trained alone: static, batch, and the larger of its forward and backward peak."""
+    static = (2 + OPTIMIZER_MOMENTS) * sample.memory.get("parameters", 0) + values["batch_bytes"]
     forward = values["saved_bytes"] + values["forward_transient_bytes"]
     return static + max(forward, values["saved_bytes"] + values["backward_transient_bytes"])
 

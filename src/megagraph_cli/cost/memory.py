@@ -12,16 +12,14 @@ from megagraph_cli.cost.terms import Array, Size, evaluate, part_regressors
 
 Bytes = dict[str, int]
 OPTIMIZER_MOMENTS = 2
-BUCKET_BYTES = 32 * 1024**2
-"""Most bytes of gradients that a reduction copies into one message at a time."""
 
 
 @dataclass(frozen=True)
 class RoleMemory:
     """Bytes by phase and term, each an array over numbers of layers.
 
-    Phases: ``forward`` (the last micro-batch in flight goes forward), ``backward`` (the first comes back),
-    ``reduction`` of gradients, ``optimizer``.
+    Phases: ``forward`` (the last micro-batch in flight goes forward), ``backward`` (the first comes back) and
+    ``optimizer``. Gradients are summed in place, so their reduction is never the largest.
     """
 
     phases: Mapping[str, Mapping[str, Array]]
@@ -53,43 +51,41 @@ def phase_bytes(
     boundary: int,
     num_microbatches: int,
     in_flight: int,
-    reduces: bool,
     remedy: str,
 ) -> RoleMemory:
     """Bytes of a stage that runs ``parts`` in this order; ``size.layers`` and ``parameters`` are arrays.
 
     ``boundary`` are the bytes received from both neighbours for one micro-batch: torch's PipelineStage holds a
-    buffer for each of K, whatever the schedule. Gradients stand from the first backward to the optimizer's end.
+    buffer for each of K, whatever the schedule. Gradients live in one flat buffer for the whole run.
     """
     middle = np.asarray(size.layers, dtype=float)
     one = np.ones_like(middle)
     present = {part: (middle > 0).astype(float) if part == "layer" else one for part in parts}
 
-    def value(quantity: str, part: str, skip: str = "") -> Array:
-        asked = evaluate(terms, quantity, part_regressors(quantity, part, size), remedy=remedy, skip=skip)
+    def value(quantity: str, part: str) -> Array:
+        asked = evaluate(terms, quantity, part_regressors(quantity, part, size), remedy=remedy)
         return np.asarray(asked * present.get(part, one), dtype=float)
 
     saved_of = {part: value("saved_bytes", part) for part in parts}
     saved_of["layer"] = saved_of["layer"] + value("saved_bytes", "stage")
     saved = sum(saved_of.values(), start=np.zeros_like(middle))
     forward = _most_held(saved_of, {part: value("forward_transient_bytes", part) for part in parts})
-    backward = _most_held(saved_of, {part: value("backward_transient_bytes", part, "gradients") for part in parts})
-    weights = {"parameters": parameters, "optimizer": OPTIMIZER_MOMENTS * parameters}
-    standing = weights | {
+    backward = _most_held(saved_of, {part: value("backward_transient_bytes", part) for part in parts})
+    standing = {
+        "parameters": parameters,
+        "gradients": parameters,
+        "optimizer": OPTIMIZER_MOMENTS * parameters,
         "batch": num_microbatches * _batch_bytes({part: value("batch_bytes", part) for part in parts}),
         "boundary": num_microbatches * boundary * one,
     }
-    gradients = {"gradients": parameters}
     waiting = {"activations": in_flight * saved}
-    bucket = np.minimum(parameters, BUCKET_BYTES) if reduces else 0.0 * one
     optimizer = part_regressors("optimizer_transient_bytes", "optimizer", Size(parameters_bytes=parameters))
     step = np.asarray(evaluate(terms, "optimizer_transient_bytes", optimizer, remedy=remedy), dtype=float)
     return RoleMemory(
         {
             "forward": standing | waiting | {"working": np.maximum(forward - saved, 0.0)},
-            "backward": standing | gradients | waiting | {"working": np.maximum(backward - saved, 0.0)},
-            "reduction": standing | gradients | {"reduction": bucket},
-            "optimizer": standing | gradients | {"working": step * one},
+            "backward": standing | waiting | {"working": np.maximum(backward - saved, 0.0)},
+            "optimizer": standing | {"working": step * one},
         }
     )
 

@@ -151,10 +151,10 @@ class OneFOneB:
         """The box cut in two where its time is least known."""
         tables = self.tables
 
-        def doubt(stage: int) -> float:
-            forward, backward = tables.forward_s[stage], tables.backward_s[stage]
+        def doubt(stage: int) -> tuple[float, int]:
             low, high = box.low[stage] - 1, box.high[stage] - 1
-            return float(forward[high] + backward[high] - forward[low] - backward[low])
+            costs = (tables.forward_s[stage], tables.backward_s[stage], tables.tail_s[stage])
+            return sum(float(cost[high] - cost[low]) for cost in costs), high - low
 
         stage = max(range(tables.pp), key=doubt)
         low, high = box.low[stage], box.high[stage]

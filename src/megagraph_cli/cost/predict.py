@@ -27,6 +27,9 @@ from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
 from megagraph_cli.layout.dims import ParallelDims
 from megagraph_cli.layout.schedules import SCHEDULES
 
+SUMMARY_BYTES = 24
+"""Loss, gradient norm and stop votes of a step, summed over all ranks."""
+
 
 @dataclass(frozen=True, order=True)
 class Setting:
@@ -137,7 +140,7 @@ class Predictor:
         return held * self.workload.itemsize_bytes
 
     def tail_s(self, setting: Setting, role: Role, layers: Array) -> Array:
-        """Seconds after the pipeline: gradients summed over dp x cp, those of all stages' copies, the optimizer."""
+        """Seconds after the pipeline: gradients summed over dp x cp, shared ones over pp, the norm, the optimizer."""
         dims = setting.dims
         held = self.parameters_bytes(role, layers)
         regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held))
@@ -147,6 +150,8 @@ class Predictor:
         if dims.pp > 1:
             shared = self.workload.parameters().shared * self.workload.itemsize_bytes
             total = total + self._all_reduce_s(shared, dims.pp)
+        if dims.size > 1:
+            total = total + self._all_reduce_s(SUMMARY_BYTES, dims.size)
         return np.asarray(total, dtype=float) + np.zeros(len(layers))
 
     def _all_reduce_s(self, message_bytes: object, group_size: int) -> object:
@@ -172,7 +177,6 @@ class Predictor:
             boundary=boundary_bytes(self.workload, self.size(setting)) * ((not role.first) + (not role.last)),
             num_microbatches=setting.num_microbatches,
             in_flight=setting.in_flight(stage),
-            reduces=setting.dims.dp * setting.dims.cp > 1,
             remedy=self.remedy(setting.dims.cp),
         )
 

@@ -26,7 +26,7 @@ class Timeline:
 def with_receives(
     forward_s: Sequence[float], backward_s: Sequence[float], p2p_s: float
 ) -> tuple[list[float], list[float]]:
-    """Times of one micro-batch per stage and the receive it begins with (none in the first's forward, the last's backward)."""
+    """Times of one micro-batch per stage and the receive it begins with (at the ends there is none)."""
     last = len(forward_s) - 1
     forward = [time + p2p_s * (stage > 0) for stage, time in enumerate(forward_s)]
     backward = [time + p2p_s * (stage < last) for stage, time in enumerate(backward_s)]

@@ -61,8 +61,16 @@ def _ring(prefix: str, size: Size, layers: Any) -> Regressors:
 
 
 def _stage_time(size: Size) -> Regressors:
-    """Once per micro-batch and stage: the pass itself and its bias channels."""
-    return {"stage.call": 1.0, "stage.rows": size.tokens, "stage.channels": size.scores}
+    """Once per micro-batch and stage: the pass itself and its bias channels.
+
+    Channels are powers of whole sequences' adjacency, of which each context rank keeps its rows.
+    """
+    return {
+        "stage.call": 1.0,
+        "stage.sequences": size.microbatch,
+        "stage.rows": size.tokens,
+        "stage.channels": size.scores,
+    }
 
 
 def _layer_time(size: Size) -> Regressors:
@@ -85,7 +93,7 @@ def _head_targets(size: Size) -> Regressors:
 
 
 def _stage_saved(size: Size) -> Regressors:
-    return {"stage.call": 1.0, "stage.channels": size.scores}
+    return {"stage.call": 1.0, "stage.sequences": size.microbatch, "stage.channels": size.scores}
 
 
 def _layer_saved(size: Size) -> Regressors:
@@ -103,25 +111,12 @@ def _transient(prefix: str) -> Callable[[Size], Regressors]:
     def regressors(size: Size) -> Regressors:
         own: Regressors = {
             f"{prefix}.call": 1.0,
+            f"{prefix}.sequences": size.microbatch,
             f"{prefix}.rows": size.tokens,
             f"{prefix}.scores": size.scores,
         }
         if prefix in ("layer", "last_layer") and size.cp > 1:
             own[f"{prefix}.ring_rows"] = size.tokens
-        return own
-
-    return regressors
-
-
-def _with_gradients(transient: Callable[[Size], Regressors], prefix: str) -> Callable[[Size], Regressors]:
-    """A backward's transient, with what it adds of gradients told apart (these are counted exactly, as static).
-
-    A constant would be the same column as the gradients of a module of one size, hence there is none.
-    """
-
-    def regressors(size: Size) -> Regressors:
-        own = transient(size) | {f"{prefix}.gradients": size.parameters_bytes}
-        del own[f"{prefix}.call"]
         return own
 
     return regressors
@@ -169,7 +164,7 @@ _PARTS: dict[str, _Parts] = {
     "backward_s": _TIME,
     "saved_bytes": _SAVED,
     "forward_transient_bytes": {name: _transient(name) for name in MODULES},
-    "backward_transient_bytes": {name: _with_gradients(_transient(name), name) for name in MODULES},
+    "backward_transient_bytes": {name: _transient(name) for name in MODULES},
     "batch_bytes": {name: _batch(name) for name in MODULES},
     "optimizer_s": {"optimizer": _optimizer},
     "optimizer_transient_bytes": {"optimizer": _optimizer},
@@ -234,10 +229,8 @@ def fit_coefficients(rows: Sequence[Regressors], measured: Sequence[float]) -> d
     return {name: float(f"{value:.12g}") for name, value in zip(names, solution / scale, strict=True)}
 
 
-def evaluate(
-    terms: Mapping[str, Mapping[str, float]], quantity: str, regressors: Regressors, *, remedy: str, skip: str = ""
-) -> Any:
-    """Sum of coefficients times regressors; a coefficient named ``*.{skip}`` is left out.
+def evaluate(terms: Mapping[str, Mapping[str, float]], quantity: str, regressors: Regressors, *, remedy: str) -> Any:
+    """Sum of coefficients times regressors.
 
     Raises MgraphError (exit 4), naming ``remedy``, where a coefficient was never measured.
     """
@@ -246,8 +239,6 @@ def evaluate(
         raise never_measured(quantity, remedy)
     total: Any = 0.0
     for name in sorted(regressors):
-        if skip and name.endswith(f".{skip}"):
-            continue
         value = regressors[name]
         if name in coefficients:
             total = total + coefficients[name] * value

@@ -1,0 +1,56 @@
+"""Random cost models: coefficients over wide ranges, so that every part can be the one that decides."""
+
+from __future__ import annotations
+
+import random
+
+from megagraph_cli.artifacts.cost_model import CostModel
+from megagraph_cli.cost.fitting import fit
+from tests.cost import planted
+
+_SCALE = {
+    "forward_s": 1e-4,
+    "backward_s": 2e-4,
+    "saved_bytes": 2e3,
+    "forward_transient_bytes": 4e3,
+    "backward_transient_bytes": 8e3,
+    "batch_bytes": 50.0,
+}
+
+
+def random_cost_model(rng: random.Random, num_layers: int, batch_size: int) -> CostModel:
+    """A cost model with the terms of a real fit and random values in them."""
+    fitted = fit(planted.profile(gpus=4, work=planted.workload(num_layers, batch_size)))
+    terms = {quantity: dict(values) for quantity, values in fitted.terms.items()}
+    for quantity, values in terms.items():
+        for name in values:
+            if quantity in _SCALE:
+                values[name] = _drawn(rng, name, _SCALE[quantity])
+    ratio = rng.choice([0.0, 0.5, 2.0])
+    for name in terms["backward_s"]:
+        # Half of the models have a backward in proportion to the forward, as real ones nearly do.
+        if ratio:
+            terms["backward_s"][name] = ratio * terms["forward_s"][name]
+    terms["p2p_s"] = {"call": rng.choice([0.0, 1e-4, 3e-3]), "bytes": rng.choice([0.0, 1e-9, 1e-7])}
+    terms["all_reduce_s"] = {"call": 0.0, "hop": 1e-4, "bytes": rng.choice([1e-10, 1e-7]), "contention_bytes": 0.0}
+    terms["optimizer_s"] = {"optimizer.call": 1e-4, "optimizer.bytes": rng.choice([0.0, 1e-8])}
+    terms["construct_s"] = {"call": 0.0, "targets": rng.choice([1e-6, 1e-6, 2e-3])}
+    terms["margin"] = {"relative": rng.choice([0.0, 0.013, 0.05])}
+    return fitted.model_copy(update={"terms": terms})
+
+
+def _drawn(rng: random.Random, name: str, scale: float) -> float:
+    """Zero now and then; otherwise a coefficient that matters at some 10 sequences of 17 rows."""
+    if rng.random() < 0.25:
+        return 0.0
+    per = {
+        "call": 1.0,
+        "ring": 1.0,
+        "hop": 1.0,
+        "targets": 10.0,
+        "sequences": 10.0,
+        "scores": 2890.0,
+        "channels": 2890.0,
+    }
+    size = per.get(name.split(".")[1], 170.0)
+    return scale * 10 ** rng.uniform(-1, 1) * (50 if name.endswith("bytes") else 10) / size

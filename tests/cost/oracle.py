@@ -1,0 +1,195 @@
+"""The search's answers by plain enumeration, written from the cost model's definition alone.
+
+It shares no code with ``megagraph_cli.cost``: its own splits, its own simulation, its own sums of seconds and bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+Terms = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    step_s: float
+    peak: int
+    need: int
+    pp: int
+    dp: int
+    cp: int
+    count: int
+    schedule: str
+    split: tuple[int, ...]
+
+
+def splits(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (total,)
+        return
+    for head in range(1, total - parts + 2):
+        for rest in splits(total - head, parts - 1):
+            yield (head, *rest)
+
+
+def makespan(forward: list[float], backward: list[float], transfer: float, count: int, schedule: str) -> float:
+    """End of the last work: each piece starts when its stage and its source are done, then receives, then works."""
+    pp = len(forward)
+
+    def queue(stage: int) -> list[tuple[str, int]]:
+        if schedule == "gpipe":
+            return [("F", m) for m in range(count)] + [("B", m) for m in range(count)]
+        warm = min(count, pp - stage)
+        steady = [piece for m in range(count - warm) for piece in (("B", m), ("F", m + warm))]
+        return [("F", m) for m in range(warm)] + steady + [("B", m) for m in range(count - warm, count)]
+
+    queues = [queue(stage) for stage in range(pp)]
+    place = [{piece: i for i, piece in enumerate(pieces)} for pieces in queues]
+
+    @cache
+    def end(stage: int, i: int) -> float:
+        kind, m = queues[stage][i]
+        ready = end(stage, i - 1) if i else 0.0
+        source = stage - 1 if kind == "F" else stage + 1
+        if 0 <= source < pp:
+            ready = max(ready, end(source, place[source][kind, m])) + transfer
+        return ready + (forward[stage] if kind == "F" else backward[stage])
+
+    return max(end(stage, 2 * count - 1) for stage in range(pp))
+
+
+class Oracle:
+    """Everything predicted from a cost model's JSON values."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.terms: Terms = values["terms"]
+        self.machine = values["machine"]
+        work = values["workload"]
+        self.num_layers = work["model"]["num_layers"]
+        self.d, f = work["model"]["hidden_dim"], work["model"]["ffn_dim"]
+        heads, powers = work["model"]["num_heads"], work["model"]["bias_powers"]
+        batch, graph = work["batch"], work["graph"]
+        self.batch_size = batch["batch_size"]
+        self.rows = batch["num_sampled"] + batch["num_super"] + batch["num_global"]
+        d, tokens = self.d, batch["num_global"]
+        self.input_parameters = graph["features"] * d + d + tokens * d
+        self.layer_parameters = 4 * (d * d + d) + powers * heads + heads + 4 * d + d * f + f + f * d + d
+        self.head_parameters = 2 * d + d * graph["classes"] + graph["classes"]
+        self.shared_parameters = tokens * powers
+
+    def term(self, quantity: str, **values: float) -> float:
+        found = self.terms[quantity]
+        return sum(found.get(name.replace("__", "."), 0.0) * value for name, value in values.items())
+
+    def seconds(self, quantity: str, b: int, r: int, cp: int, middle: int, first: bool, last: bool) -> float:
+        t, a, h = b * r, b * r * r * cp, cp - 1
+        ring = 1 if cp > 1 else 0
+        total = self.term(quantity, stage__call=1, stage__sequences=b, stage__rows=t, stage__channels=a)
+        total += middle * self.term(quantity, layer__call=1, layer__rows=t, layer__scores=a, layer__ring=ring)
+        total += middle * self.term(quantity, layer__hop=h, layer__hop_rows=h * t)
+        if last:
+            total += self.term(quantity, last_layer__call=1, last_layer__rows=t, last_layer__targets=b)
+            total += self.term(quantity, last_layer__ring=ring, last_layer__hop=h, last_layer__hop_rows=h * t)
+            total += self.term(quantity, head__call=1, head__targets=b, head__rows=t)
+        if first:
+            total += self.term(quantity, input__call=1, input__rows=t)
+        return total
+
+    def weights(self, layers: int, first: bool, last: bool) -> int:
+        held = self.shared_parameters + layers * self.layer_parameters
+        return 4 * (held + first * self.input_parameters + last * self.head_parameters)
+
+    def all_reduce(self, size: float, group: int) -> float:
+        if group == 1:
+            return 0.0
+        hops = group - 1
+        ring = 2 * hops * size / group
+        return self.term("all_reduce_s", call=1, hop=hops, bytes=ring, contention_bytes=hops * size)
+
+    def tail(self, layers: int, first: bool, last: bool, pp: int, dp: int, cp: int) -> float:
+        size = self.weights(layers, first, last)
+        total = self.term("optimizer_s", optimizer__call=1, optimizer__bytes=size)
+        total += self.all_reduce(size, dp * cp) + self.all_reduce(4 * self.shared_parameters, pp)
+        return total + self.all_reduce(24, pp * dp * cp)
+
+    def saved(self, b: int, r: int, cp: int, middle: int, first: bool, last: bool) -> list[tuple[str, float]]:
+        """(module, bytes saved) in forward order."""
+        t, a, found = b * r, b * r * r * cp, []
+        if first:
+            found.append(("input", self.term("saved_bytes", input__call=1, input__rows=t)))
+        layers = self.term("saved_bytes", stage__call=1, stage__sequences=b, stage__channels=a)
+        layers += middle * self.term("saved_bytes", layer__call=1, layer__rows=t, layer__scores=a)
+        found.append(("layer", layers))
+        if last:
+            target = self.term("saved_bytes", last_layer__call=1, last_layer__rows=t, last_layer__targets=b)
+            found.append(("last_layer", target))
+            found.append(("head", self.term("saved_bytes", head__call=1, head__targets=b, head__rows=t)))
+        return found
+
+    def working(self, quantity: str, module: str, b: int, r: int, cp: int) -> float:
+        t = b * r
+        values = {"call": 1, "sequences": b, "rows": t, "scores": b * r * r * cp}
+        if cp > 1 and module in ("layer", "last_layer"):
+            values["ring_rows"] = t
+        return self.term(quantity, **{f"{module}__{name}": value for name, value in values.items()})
+
+    def peak(self, b: int, r: int, cp: int, layers: int, first: bool, last: bool, count: int, held: int) -> int:
+        middle = layers - last
+        weights = self.weights(layers, first, last)
+        modules = self.saved(b, r, cp, middle, first, last)
+        saved = sum(size for _, size in modules)
+        batches = {m: self.term("batch_bytes", **{f"{m}__sequences": b, f"{m}__rows": b * r}) for m, _ in modules}
+        if not middle:
+            batches["layer"] = 0.0
+        batch = max(batches["layer"], batches.get("last_layer", 0.0)) + batches.get("input", 0.0)
+        batch += batches.get("head", 0.0)
+        boundary = count * b * r * self.d * 4 * ((not first) + (not last))
+        fixed = 4 * weights + math.ceil(count * batch) + boundary
+        peaks = []
+        for quantity in ("forward_transient_bytes", "backward_transient_bytes"):
+            so_far, most = 0.0, 0.0
+            for module, size in modules:
+                so_far += size
+                extra = self.working(quantity, module, b, r, cp) if middle or module != "layer" else 0.0
+                most = max(most, so_far + extra)
+            peaks.append(fixed + math.ceil(held * saved) + math.ceil(max(0.0, most - saved)))
+        step = self.term("optimizer_transient_bytes", optimizer__call=1, optimizer__bytes=weights)
+        return max(*peaks, fixed + math.ceil(step))
+
+    def plan(self, pp: int, dp: int, cp: int, count: int, schedule: str, split: tuple[int, ...]) -> Answer:
+        b, r = -(-self.batch_size // (dp * count)), -(-self.rows // cp)
+        places = [(layers, s == 0, s == pp - 1) for s, layers in enumerate(split)]
+        forward = [self.seconds("forward_s", b, r, cp, n - last, first, last) for n, first, last in places]
+        backward = [self.seconds("backward_s", b, r, cp, n - last, first, last) for n, first, last in places]
+        transfer = self.term("p2p_s", call=1, bytes=b * r * self.d * 4) if pp > 1 else 0.0
+        step = makespan(forward, backward, transfer, count, schedule)
+        step += max(self.tail(n, first, last, pp, dp, cp) for n, first, last in places)
+        threads = self.terms["threads"]["per_worker"]
+        host = sum(self.term(f"{op}_s", call=1, targets=b * count / threads) for op in ("construct", "gather"))
+        held = [1 if pp == 1 else count if schedule == "gpipe" else min(count, pp - s) for s in range(pp)]
+        peaks = [
+            self.peak(b, r, cp, n, first, last, count, k) for (n, first, last), k in zip(places, held, strict=True)
+        ]
+        peak = max(peaks)
+        need = peak + math.ceil(self.terms["margin"]["relative"] * peak) + self.machine["overhead_bytes"]
+        return Answer(max(step, host), peak, need, pp, dp, cp, count, schedule, split)
+
+    def plans(self, gpus: int) -> Iterator[Answer]:
+        """Every plan on ``gpus`` workers."""
+        for pp, dp, cp in itertools.product(range(1, gpus + 1), repeat=3):
+            if pp * dp * cp != gpus or pp > self.num_layers or cp > self.rows or dp > self.batch_size:
+                continue
+            replica = -(-self.batch_size // dp)
+            for count in range(1, 4 * pp + 1):
+                if replica % count or dp * count > self.batch_size:
+                    continue
+                for schedule in ("gpipe", "1f1b"):
+                    if schedule == "1f1b" and (pp == 1 or count < pp):
+                        continue
+                    for split in splits(self.num_layers, pp):
+                        yield self.plan(pp, dp, cp, count, schedule, split)
