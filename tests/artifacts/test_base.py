@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import examples
 import pytest
 
 from megagraph_cli.artifacts.base import Artifact, reference_to, write_text
 from megagraph_cli.errors import EXIT_STALE, EXIT_USAGE, MgraphError
+from tests.artifacts import examples
 
 MAKERS: list[Callable[[], Artifact]] = [examples.profile, examples.cost_model, examples.plan, examples.run]
 every_artifact = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)

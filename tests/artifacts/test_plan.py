@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import examples
 import pytest
 
 from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.errors import EXIT_STALE, EXIT_USAGE, MgraphError
+from tests.artifacts import examples
 
 
 def written(values: dict[str, Any], folder: Path) -> Path:

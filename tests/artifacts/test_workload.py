@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import examples
 import pytest
 from pydantic import ValidationError
 
@@ -15,6 +14,7 @@ from megagraph_cli.artifacts.workload import (
     TrainSection,
     embedding_inputs,
 )
+from tests.artifacts import examples
 
 
 @pytest.mark.parametrize("split", ["auto", "public:0", "public:9", "random:0.6,0.2,0.2", "random:0.5,0.1,0.1"])
