@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -123,12 +122,10 @@ def test_unknown_dataset_lists_the_known_ones(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_figures(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = os.environ.get("MGRAPH_DATA")
-    if not folder or not (Path(folder) / name).exists():
-        pytest.skip(f"needs {name} in the folder that MGRAPH_DATA names")
-    asked = str(Path(folder) / name) if name.startswith("own/") else name
-    graph = load_graph(asked, Path(folder), tmp_path_factory.mktemp("cache"))
+def test_published_figures(name: str, data_root: Path, tmp_path: Path) -> None:
+    if not (data_root / name).exists():
+        pytest.skip(f"the folder of raw data has no {name}")
+    graph = load_graph(str(data_root / name) if name.startswith("own/") else name, data_root, tmp_path)
     report = describe(graph, make_split(graph, "auto", 0))
     keys = ("nodes", "edges", "features", "classes", "isolated", "self_loops", "duplicates", "one_way", "unlabelled")
     assert tuple(report[key] for key in keys) == PUBLISHED[name]
@@ -140,11 +137,8 @@ def test_published_figures(name: str, tmp_path_factory: pytest.TempPathFactory) 
     assert graph.num_clusters == -(-graph.num_nodes // 10)
 
 
-def test_citeseers_nodes_without_features_keep_their_neighbours(tmp_path: Path) -> None:
-    folder = os.environ.get("MGRAPH_DATA")
-    if not folder or not (Path(folder) / "citeseer").exists():
-        pytest.skip("needs citeseer in the folder that MGRAPH_DATA names")
-    graph = load_graph("citeseer", Path(folder), tmp_path)
+def test_citeseers_nodes_without_features_keep_their_neighbours(data_root: Path, tmp_path: Path) -> None:
+    graph = load_graph("citeseer", data_root, tmp_path)
     left_out = [2407, 2489, 2553, 2682, 2781, 2953, 3042, 3063, 3212, 3214, 3250, 3292, 3305, 3306, 3309]
     np.testing.assert_array_equal(np.flatnonzero(graph.labels < 0), left_out)
     assert (np.diff(graph.indptr)[left_out] > 0).all()

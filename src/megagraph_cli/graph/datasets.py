@@ -64,9 +64,9 @@ def resolve(name: str, root: Path) -> tuple[Dataset, Path]:
     if path.is_file():
         raise MgraphError(f"{name} is not a graph file; give a .npz or a .pt file")
     near = difflib.get_close_matches(name.lower(), REGISTRY, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f" (did you mean {near[0]}?)" if near else ""
     raise MgraphError(
-        f"dataset {name!r} is not known{hint or ';'} known are {', '.join(REGISTRY)}, synthetic:nodes=..,edges=.. and "
+        f"dataset {name!r} is not known{hint}; known are {', '.join(REGISTRY)}, synthetic:nodes=..,edges=.. and "
         "paths to .npz or .pt files"
     )
 

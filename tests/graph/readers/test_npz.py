@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -98,4 +100,25 @@ def test_gnn_benchmark_arrays_that_do_not_fit(change: dict[str, Any], expected: 
     } | change
     path = save(tmp_path / "g.npz", **{key: value for key, value in arrays.items() if value is not None})
     with pytest.raises(MgraphError, match=expected):
+        read_npz(path)
+
+
+def test_header_that_asks_for_too_much_memory(tmp_path: Path) -> None:
+    own = io.BytesIO()
+    np.lib.format.write_array_header_1_0(own, {"descr": "<f8", "fortran_order": False, "shape": (2, 1 << 55)})
+    with zipfile.ZipFile(tmp_path / "g.npz", "w") as file:
+        file.writestr("edge_index.npy", own.getvalue())
+    with pytest.raises(MgraphError, match=r"g\.npz"):
+        read_npz(tmp_path / "g.npz")
+
+
+def test_encrypted_archive_is_one_sentence(tmp_path: Path) -> None:
+    path = save(tmp_path / "g.npz", edge_index=EDGES.T, y=Y)
+    content = bytearray(path.read_bytes())
+    for signature, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = -1
+        while (start := content.find(signature, start + 1)) >= 0:
+            content[start + at] |= 1  # the flag of an encrypted member
+    path.write_bytes(content)
+    with pytest.raises(MgraphError, match="encrypted"):
         read_npz(path)

@@ -29,8 +29,8 @@ _DAMAGE = (
     IndexError,
     TypeError,
     AttributeError,
-    UnicodeDecodeError,
-    NotImplementedError,
+    OverflowError,
+    RuntimeError,
     ImportError,
 )
 
@@ -44,6 +44,10 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise MgraphError(f"{path} does not exist; check the path") from error
+    except MemoryError as error:
+        raise MgraphError(
+            f"{path} needs more memory than there is ({_brief(error)}); free memory or check the file"
+        ) from error
     except _DAMAGE as error:
         raise MgraphError(f"{path} is truncated or damaged ({_brief(error)}); replace it with a whole copy") from error
     except OSError as error:
