@@ -1,0 +1,171 @@
+"""``mgraph train`` around its workers: the run directory, what may be changed, and run.json when workers cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megagraph_cli.artifacts.plan import Plan
+from megagraph_cli.artifacts.run import Run
+from megagraph_cli.commands import devices, orders, rundir, train
+from megagraph_cli.commands.train import TrainRequest
+from megagraph_cli.commands.workloads import Folders
+from megagraph_cli.console import Screen
+from megagraph_cli.errors import EXIT_STALE, EXIT_USAGE, EXIT_WORKER, MgraphError
+from tests.artifacts import examples
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def request_in(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> TrainRequest:
+    """A request in an empty working folder that holds a hand-written plan.json, with fake workers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *sys.path]))
+    write_plan(Path("plan.json"))
+    base = tmp_path_factory.getbasetemp()
+    return TrainRequest(Folders(base / "no-data", base / "cache"), worker="commands_worker")
+
+
+def write_plan(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(examples.hand_written_plan() | changes), encoding="utf-8")
+
+
+def fails(request: TrainRequest, exit_code: int, named: str) -> MgraphError:
+    with pytest.raises(MgraphError, match=named) as caught:
+        train.run(request, Screen.stderr())
+    assert caught.value.exit_code == exit_code
+    return caught.value
+
+
+@pytest.mark.ranks
+def test_runs_are_numbered_and_never_overwritten(request_in: TrainRequest) -> None:
+    run, where = train.run(request_in, Screen.stderr())
+    assert (run.status, where) == ("completed", Path("runs/demo-1"))
+    assert {path.name for path in where.iterdir()} == {
+        "plan.json",
+        "job.json",
+        "run.json",
+        "metrics.jsonl",
+        "logs",
+        "checkpoints",
+    }
+    assert (where / "plan.json").read_bytes() == Path("plan.json").read_bytes()
+    _, second = train.run(replace(request_in, sets=("train.lr=0.5",), epochs=3), Screen.stderr())
+    assert second == Path("runs/demo-2")
+    copied = Plan.load(second / "plan.json")
+    assert (copied.workload.train.lr, copied.workload.train.epochs) == (0.5, 3)
+    job = json.loads((second / "job.json").read_text(encoding="utf-8"))
+    assert (job["epochs"], job["overrides"]) == (3, {"train.lr": 0.5, "train.epochs": 3})
+
+
+@pytest.mark.ranks
+def test_a_failed_worker_leaves_a_run_json_that_says_so(request_in: TrainRequest) -> None:
+    error = fails(replace(request_in, sets=("train.rng_seed=1",), run_dir=Path("mine")), EXIT_WORKER, "planted")
+    run = Run.load(Path("mine/run.json"))
+    assert run.status == "failed"
+    assert run.failure is not None
+    assert (run.failure.rank, run.failure.pp, run.failure.exception) == (1, 1, "ValueError")
+    assert run.failure.message == error.message
+
+
+@pytest.mark.ranks
+def test_workers_that_end_without_a_run_json_are_a_failure(request_in: TrainRequest) -> None:
+    fails(replace(request_in, sets=("train.rng_seed=3",)), EXIT_WORKER, "without a run.json")
+
+
+def test_a_dry_run_prints_torchruns_command_and_writes_nothing(request_in: TrainRequest, tmp_path: Path) -> None:
+    command = train.command_line(replace(request_in, worker=orders.WORKER))
+    assert "--nproc-per-node=2" in command
+    assert command[-2:] == ["megagraph_cli.runtime.train", "runs/demo-1/job.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_run_directory_in_use_is_refused(request_in: TrainRequest) -> None:
+    Path("used").mkdir()
+    Path("used/file").touch()
+    fails(replace(request_in, run_dir=Path("used")), EXIT_USAGE, "not empty")
+    fails(replace(request_in, run_dir=Path("plan.json")), EXIT_USAGE, "not empty")
+    assert not Path("runs").exists()
+
+
+def test_only_train_keys_may_be_set(request_in: TrainRequest) -> None:
+    fails(replace(request_in, sets=("model.num_layers=3",)), EXIT_USAGE, "profile again")
+    fails(replace(request_in, sets=("train.lr=-1",)), EXIT_USAGE, "train.lr")
+
+
+def test_device_dataset_and_graph_must_be_the_plans(request_in: TrainRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cuda_devices", lambda: 1)
+    write_plan(Path("plan.json"), device="cpu")
+    fails(replace(request_in, device="cuda"), EXIT_STALE, "made for cpu")
+    fails(replace(request_in, dataset="cora"), EXIT_STALE, "dataset.name")
+    fails(replace(request_in, recipe="products"), EXIT_STALE, "products")
+    write_plan(Path("plan.json"), device="cuda")
+    fails(request_in, EXIT_USAGE, "this machine has 1")
+    examples.plan().save(Path("plan.json"))  # carries the digest of another graph
+    fails(request_in, EXIT_STALE, "another content of demo")
+    assert not Path("runs").exists()
+
+
+def test_a_plan_for_several_hosts_is_refused(request_in: TrainRequest) -> None:
+    write_plan(Path("plan.json"), hosts=2)
+    fails(request_in, EXIT_USAGE, "2 hosts")
+
+
+@pytest.fixture
+def resumable(request_in: TrainRequest) -> TrainRequest:
+    """A request to go on in a run that was started with another learning rate."""
+    run_dir = Path("runs/demo-1")
+    run_dir.mkdir(parents=True)
+    plan = Plan.load(Path("plan.json"))
+    changed = plan.workload.model_copy(update={"train": plan.workload.train.model_copy(update={"lr": 0.5})})
+    plan.model_copy(update={"workload": changed}).save(run_dir / "plan.json")
+    rundir.put_job(run_dir, {"overrides": {"train.lr": 0.5}})
+    return replace(request_in, resume=run_dir)
+
+
+def test_a_resumed_run_keeps_its_plan_and_what_was_changed(resumable: TrainRequest) -> None:
+    order = orders.check(resumable)
+    assert order.plan.workload.train.lr == 0.5
+    assert (order.changed, order.overrides) == (False, {"train.lr": 0.5})
+    longer = orders.check(replace(resumable, epochs=77))
+    assert (longer.plan.workload.train.lr, longer.plan.workload.train.epochs) == (0.5, 77)
+
+
+def test_another_plan_for_the_same_workload_takes_over_the_changes(resumable: TrainRequest) -> None:
+    write_plan(Path("other.json"), dims={"pp": 1, "dp": 2, "cp": 1}, layers_per_stage=[4])
+    order = orders.check(replace(resumable, plan_path=Path("other.json")))
+    assert (order.plan.dims.dp, order.plan.workload.train.lr) == (2, 0.5)
+
+
+def test_a_resume_with_another_workload_exits_4(resumable: TrainRequest) -> None:
+    values = examples.hand_written_plan()
+    values["workload"]["batch"]["batch_size"] = 99
+    Path("other.json").write_text(json.dumps(values), encoding="utf-8")
+    fails(replace(resumable, plan_path=Path("other.json")), EXIT_STALE, "batch.batch_size = 99")
+    fails(replace(resumable, sets=("train.lr=0.25",)), EXIT_STALE, "train.epochs alone")
+
+
+def test_what_is_no_run_cannot_be_resumed(request_in: TrainRequest) -> None:
+    fails(replace(request_in, resume=Path("nowhere")), EXIT_USAGE, "no run directory")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "slug"),
+    [
+        ("citeseer", "citeseer"),
+        ("synthetic:nodes=10,edges=20", "synthetic"),
+        ("/data/my graph.npz", "my-graph"),
+        ("/data/...npz", "run"),
+    ],
+)
+def test_a_run_is_named_after_its_dataset(dataset: str, slug: str) -> None:
+    assert rundir.slug(dataset) == slug
