@@ -68,7 +68,7 @@ def expected_noise(p: NDArray[np.float64], num_draws: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("arm", "kind"), [(0, "none"), (1, "none"), (2, "none"), (3, "sparse"), (3, "signed"), (3, "dense")]
+    ("arm", "kind"), [(0, "none"), (1, "none"), (2, "none"), (3, "sparse"), (3, "signed"), (3, "dense"), (3, "bags")]
 )
 def test_arm_follows_its_distribution(arm: int, kind: str) -> None:
     graph = random_graph(kind, num_nodes=30)
@@ -150,7 +150,7 @@ def test_weight_on_empty_arms_alone_draws_nothing() -> None:
 
 
 def test_one_specialisation_serves_every_kind_of_features() -> None:
-    kinds = [random_graph(kind) for kind in ("none", "sparse", "signed", "dense")]
+    kinds = [random_graph(kind) for kind in ("none", "sparse", "signed", "dense", "bags")]
     for graph in kinds:
         first_draws(graph, np.array([0]), np.full(4, 0.25), 1)
     assert len(_count_first.signatures) == 1

@@ -40,7 +40,7 @@ def unpack(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return wide[:, : bits.shape[0]]
 
 
-@pytest.mark.parametrize("kind", ["none", "sparse", "signed", "dense"])
+@pytest.mark.parametrize("kind", ["none", "sparse", "signed", "dense", "bags"])
 def test_nodes_are_distinct_and_padding_comes_last(kind: str) -> None:
     graph = random_graph(kind)
     sequences = build(graph, np.arange(graph.num_nodes))

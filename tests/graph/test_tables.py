@@ -115,6 +115,7 @@ def test_rows_and_columns_without_features_weigh_nothing() -> None:
         ("sparse", FEATURES_SPARSE),
         ("signed", FEATURES_SIGNED),
         ("dense", FEATURES_DENSE),
+        ("bags", FEATURES_SPARSE),
     ],
 )
 def test_kind_and_norms_of_features(kind: str, expected: int) -> None:

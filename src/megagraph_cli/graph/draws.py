@@ -39,7 +39,8 @@ def _mix(value: np.uint64) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
-def start_stream(state: NDArray[np.uint64], key: NDArray[np.int64], target: np.int64, stream: int) -> None:
+def _start_stream(state: NDArray[np.uint64], key: NDArray[np.int64], target: np.int64, stream: int) -> None:
+    """Set the start of a stream of random bits to a hash of (rng_seed, epoch, view, target, stream)."""
     value = _GOLDEN
     for part in key:
         value = _mix((value ^ np.uint64(part)) + _GOLDEN)
@@ -151,7 +152,8 @@ def _similar(g: Any, state: NDArray[np.uint64], node: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def draw_from_arm(g: Any, state: NDArray[np.uint64], arm: int, target: int) -> int:
+def _draw_from_arm(g: Any, state: NDArray[np.uint64], arm: int, target: int) -> int:
+    """A node from an arm that is not empty for ``target``: perhaps the target itself, or -1 (a dead end)."""
     if arm == 0:
         return _walk(state, g.indptr, g.indices, target)
     if arm == 1:
@@ -199,7 +201,7 @@ def _draw_nodes(
         arm = 0
         while arm < last and cumulated[arm] <= point:
             arm += 1
-        node = draw_from_arm(g, state, arm, target)
+        node = _draw_from_arm(g, state, arm, target)
         # A dead end, the target or a repeat goes together with its arm: the next try picks both anew.
         if node >= 0 and add_member(slots, shift, nodes, count, np.int32(node)) == count:
             arms[count] = arm
@@ -248,8 +250,8 @@ def draw_slice(
         target = targets[t]
         if target < 0:
             continue
-        start_stream(state, key, target, _STREAM_NODES)
+        _start_stream(state, key, target, _STREAM_NODES)
         _draw_nodes(g, state, target, weights, max_tries, slots, shift, nodes[t], arms[t])
         if supers.shape[1] > 0:
-            start_stream(state, key, target, _STREAM_SUPERS)
+            _start_stream(state, key, target, _STREAM_SUPERS)
             _draw_supers(g, state, g.clusters[target], max_tries, supers[t])

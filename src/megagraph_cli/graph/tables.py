@@ -25,6 +25,7 @@ FEATURES_SIGNED = 2
 FEATURES_DENSE = 3
 
 _ONE = 4294967296.0  # 2^32, the whole of a row in fixed point
+_LISTED_DENSITY = 0.5
 
 
 def build_tables(graph: Graph) -> dict[str, NDArray[Any]]:
@@ -39,7 +40,8 @@ def build_tables(graph: Graph) -> dict[str, NDArray[Any]]:
     - ``feature_kind`` int64 [1] (FEATURES_*), ``feature_norm`` float32 [V] where there are features; where they
       are sparse ``feature_row_cdf`` uint32 [nnz], ``feature_column_indptr`` int64 [F+1],
       ``feature_column_rows`` int32 [nnz] and ``feature_column_cdf`` uint32 [nnz], all over the rows of nodes
-      alone: super nodes are never drawn by similarity.
+      alone: super nodes are never drawn by similarity. Dense features that are non-negative and mostly zero
+      are listed as sparse ones are: ``feature_indptr`` int64 [V+1], ``feature_indices`` int32 [nnz].
     """
     scale = 1.0 / np.sqrt(np.diff(graph.indptr) + 1.0)
     closed = scale + _row_sums(graph.indptr, graph.indices, scale)
@@ -64,11 +66,33 @@ def _feature_tables(graph: Graph) -> dict[str, NDArray[Any]]:
     if features is None:
         return {"feature_kind": np.array([FEATURES_NONE], dtype=np.int64)}
     if isinstance(features, DenseFeatures):
+        if _worth_listing(features.x[: graph.num_nodes]):
+            listed = _compress(features.x, graph.num_nodes)
+            return {
+                **_sparse_tables(listed, graph.num_nodes),
+                "feature_indptr": listed.indptr,
+                "feature_indices": listed.indices,
+            }
         return {
             "feature_kind": np.array([FEATURES_DENSE], dtype=np.int64),
             "feature_norm": _dense_norms(features.x, graph.num_nodes).astype(np.float32),
         }
     return _sparse_tables(features, graph.num_nodes)
+
+
+def _worth_listing(x: NDArray[np.float32]) -> bool:
+    """Whether dense features are non-negative with enough zeros to be drawn exactly, as sparse ones are.
+
+    Uniform proposals are accepted with the mean cosine, about the density of bags of words: where that is high
+    proposals are cheap, where it is low (0.34 on Amazon Computers) lists of non-zeros draw twice as fast.
+    """
+    return x.size > 0 and bool(x.min() >= 0) and bool(np.count_nonzero(x) < _LISTED_DENSITY * x.size)
+
+
+def _compress(x: NDArray[np.float32], num_rows: int) -> SparseFeatures:
+    indptr = np.zeros(num_rows + 1, dtype=np.int64)
+    np.cumsum([np.count_nonzero(row) for row in x[:num_rows]], out=indptr[1:])
+    return SparseFeatures(indptr, *_nonzeros(x, indptr), num_columns=int(x.shape[1]))
 
 
 def _sparse_tables(features: SparseFeatures, num_nodes: int) -> dict[str, NDArray[Any]]:
@@ -142,6 +166,20 @@ def _dense_norms(x: NDArray[np.float32], num_rows: int) -> NDArray[np.float64]:
             square += np.float64(x[row, column]) * np.float64(x[row, column])
         norms[row] = np.sqrt(square)
     return norms
+
+
+@njit(nogil=True, cache=True)
+def _nonzeros(x: NDArray[np.float32], indptr: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    indices = np.empty(indptr[-1], dtype=np.int32)
+    data = np.empty(indptr[-1], dtype=np.float32)
+    for row in range(indptr.shape[0] - 1):
+        entry = indptr[row]
+        for column in range(x.shape[1]):
+            if x[row, column] != 0.0:
+                indices[entry] = column
+                data[entry] = x[row, column]
+                entry += 1
+    return indices, data
 
 
 @njit(nogil=True, cache=True)
