@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,20 +48,16 @@ class DenseAttend:
 
 
 def _dense_token_bias(block: Block, token_GH: Tensor, shape: torch.Size) -> Tensor:
-    """Bias of the global tokens [H, R, C], spelled out pair by pair from its definition."""
+    """Bias of the global tokens [H, R, C], pair by pair: the mean of the vectors of the tokens that take part."""
     rows, columns = shape[2], shape[3]
-    row_of = _token_of(block.row_tokens, rows)
-    column_of = _token_of(block.column_tokens, columns)
-    out = []
+    row_of, column_of = _token_of(block.row_tokens, rows), _token_of(block.column_tokens, columns)
+    share = np.zeros((token_GH.shape[0], rows, columns))
     for r in range(rows):
-        line = []
         for c in range(columns):
             ends = [end for end in (row_of[r], column_of[c]) if end is not None]
-            line.append(
-                torch.stack([token_GH[end] for end in ends]).mean(0) if ends else torch.zeros_like(token_GH[:1].sum(0))
-            )
-        out.append(torch.stack(line))
-    return torch.stack(out).permute(2, 0, 1)
+            for end in ends:
+                share[end, r, c] += 1 / len(ends)
+    return torch.einsum("gh,grc->hrc", token_GH, torch.from_numpy(share).to(token_GH.dtype))
 
 
 def _token_of(place: TokenRows, size: int) -> list[int | None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -94,7 +95,7 @@ class Trainer:
         if not checkpoint_path(self.job.run_dir, self.state.step).exists() or self.stopped:
             save_checkpoint(self.job.run_dir, self.state, self.step)
         test_score = None if self.stopped else self._test()
-        status = "interrupted" if self.stopped else "completed"
+        status: Literal["completed", "interrupted"] = "interrupted" if self.stopped else "completed"
         write_run(self.job.run_dir, self.plan, status, self.state, self.meter, test_score)
 
     def _train_epoch(self) -> float:
@@ -141,18 +142,15 @@ class Trainer:
         )
         device_batch = [to_device(part, self.parts.device) for part in batch]
         stop_vote = self.meter.rank == 0 and self.job.stop_file.exists()
-        arguments: dict[str, Any] = {
-            "step": self.state.step,
-            "num_targets": num_targets,
-            "lr": lr,
-            "stop_vote": stop_vote,
-        }
+        run = partial(
+            self.step.run, device_batch, step=self.state.step, num_targets=num_targets, lr=lr, stop_vote=stop_vote
+        )
         if len(self.meter.step_s) + len(self._unread) < _METERED_STEPS:
             with metered(self.parts.device) as reading:
-                summary = self.step.run(device_batch, **arguments)
+                summary = run()
             self.meter.saw_peak(reading.peak_bytes)
         else:
-            summary = self.step.run(device_batch, **arguments)
+            summary = run()
         self.state.step += 1
         self.state.targets_done += num_targets
         line = {"step": self.state.step, "epoch": self.state.epoch, "lr": lr}

@@ -1,0 +1,169 @@
+"""The ring equals dense attention: outputs and all gradients, for 1 to 4 ranks and any number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megagraph_cli.layout.rows import RowLayout
+from megagraph_cli.model.attention import BiasWeights, Drop, LocalAttend
+from megagraph_cli.parallel.context import Ring, merge
+from megagraph_cli.runtime.build import RingAttend
+from tests.model.cases import Case, bias_of, make_case, share
+from tests.model.dense_attend import DenseAttend
+from tests.ranks import run_ranks
+
+# float64 rounding is 1.1e-16; sums over at most 70 keys of terms of size a few leave some 1e-14.
+TOLERANCE = 1e-12
+
+LAYOUTS = [RowLayout(rows, 0, 0) for rows in (1, 2, 3, 5, 17, 70)] + [
+    RowLayout(1, 0, 1),
+    RowLayout(2, 1, 1),
+    RowLayout(3, 2, 2),
+    RowLayout(5, 1, 4),
+    RowLayout(15, 1, 1),
+    RowLayout(60, 6, 3),
+    RowLayout(62, 4, 4),
+]
+
+
+def _leaves(case: Case) -> list[Tensor]:
+    return [t.clone().requires_grad_() for t in (case.q, case.k, case.v, *case.weights)]
+
+
+def dense_results(case: Case, *, target: bool) -> list[Tensor]:
+    """[out, dq, dk, dv, dchannel, doffset, dtoken] of the whole sequence on one process."""
+    q, k, v, *weights = _leaves(case)
+    bias = bias_of(case, replace(case.layout, cp=1), 0)
+    attend = DenseAttend()
+    if target:
+        out = attend.target(q[:, :, :1], k, v, bias, BiasWeights(*weights), None)
+        out.backward(case.grad[:, :, :1])
+    else:
+        out = attend(q, k, v, bias, BiasWeights(*weights), None)
+        out.backward(case.grad)
+    return [out.detach()] + [_grad(t) for t in (q, k, v, *weights)]
+
+
+def _grad(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def ring_results(rank: int, layouts: list[RowLayout], target: bool) -> float:
+    """The largest difference from dense over all layouts, on this rank's rows; weights' gradients summed first."""
+    size = dist.get_world_size()
+    attend = RingAttend(Ring(dist.group.WORLD, rank, size))
+    worst = 0.0
+    for layout in layouts:
+        case = make_case(layout, seed=layout.sequence_rows)
+        local = replace(layout, cp=size)
+        q, k, v = (share(t, local, rank).requires_grad_() for t in (case.q, case.k, case.v))
+        weights = BiasWeights(*(t.clone().requires_grad_() for t in case.weights))
+        bias = bias_of(case, local, rank)
+        grad = share(case.grad, local, rank)
+        if target:
+            query = q[:, :, :1]
+            out = attend.target(query, k, v, bias, weights, None)
+            out.backward(grad[:, :, :1] if rank == 0 else torch.zeros_like(out))
+        else:
+            out = attend(q, k, v, bias, weights, None)
+            out.backward(grad)
+        got = [_grad(t) for t in weights]
+        for tensor in got:
+            dist.all_reduce(tensor)
+        expected = dense_results(case, target=target)
+        pairs = list(zip(got, expected[4:], strict=True))
+        pairs += [(_grad(t), share(e, local, rank)) for t, e in zip((q, k, v), expected[1:4], strict=True)]
+        pairs.append((out.detach(), expected[0]) if target else (out.detach(), share(expected[0], local, rank)))
+        real = slice(0, max(0, min(local.rows_per_rank, layout.sequence_rows - rank * local.rows_per_rank)))
+        for index, (a, b) in enumerate(pairs):
+            # Outputs of padded query rows mean nothing and get no gradient.
+            compare = (a, b) if target or index != len(pairs) - 1 else (a[:, :, real], b[:, :, real])
+            if compare[0].numel():
+                worst = max(worst, float((compare[0] - compare[1]).abs().max()))
+    return worst
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("target", [False, True], ids=["all rows", "target row"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_ring_equals_dense(size: int, target: bool) -> None:
+    layouts = LAYOUTS if size > 1 else LAYOUTS[:6]
+    assert max(run_ranks(size, ring_results, layouts, target)) <= TOLERANCE
+
+
+@pytest.mark.ranks
+def test_ring_equals_dense_for_every_number_of_rows() -> None:
+    layouts = [RowLayout(max(1, rows - 2), min(1, max(0, rows - 2)), 1) for rows in range(1, 71)]
+    assert max(run_ranks(3, ring_results, layouts, False)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("target", [False, True], ids=["all rows", "target row"])
+def test_local_equals_dense(layout: RowLayout, target: bool) -> None:
+    case = make_case(layout, seed=7)
+    q, k, v, *weights = _leaves(case)
+    bias = bias_of(case, layout, 0)
+    rows = 1 if target else layout.sequence_rows
+    call = LocalAttend().target if target else LocalAttend()
+    out = call(q[:, :, :rows], k, v, bias, BiasWeights(*weights), None)
+    out.backward(case.grad[:, :, :rows])
+    got = [out.detach()] + [_grad(t) for t in (q, k, v, *weights)]
+    for a, b in zip(got, dense_results(case, target=target), strict=True):
+        assert a.shape == b.shape
+        assert float((a - b).abs().max() if a.numel() else 0.0) <= TOLERANCE
+
+
+def test_gradients_match_finite_differences() -> None:
+    layout = RowLayout(3, 1, 2)
+    case = make_case(layout, batch=1, heads=2, head_dim=2, powers=2)
+    bias = bias_of(case, layout, 0)
+
+    def attend(*tensors: Tensor) -> Tensor:
+        q, k, v, *weights = tensors
+        return LocalAttend()(q, k, v, bias, BiasWeights(*weights), None)
+
+    assert torch.autograd.gradcheck(attend, tuple(_leaves(case)), atol=1e-7)
+
+
+def test_dropout_masks_are_the_same_in_forward_and_backward() -> None:
+    layout = RowLayout(6, 1, 1)
+    case = make_case(layout, batch=1)
+    bias = bias_of(case, layout, 0)
+
+    def attend(*tensors: Tensor) -> Tensor:
+        q, k, v, *weights = tensors
+        return LocalAttend()(q, k, v, bias, BiasWeights(*weights), Drop(0.4, 11))
+
+    leaves = tuple(_leaves(case))
+    assert torch.autograd.gradcheck(attend, leaves, atol=1e-7)
+    q, k, v, *weights = leaves
+    dense = DenseAttend()(q, k, v, bias, BiasWeights(*weights), Drop(0.4, 11))
+    assert float((attend(*leaves) - dense).detach().abs().max()) <= TOLERANCE
+
+
+def test_merging_partial_softmaxes_equals_the_whole() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 2, 4, 9, generator=generator, dtype=torch.float64)
+    values = torch.randn(2, 2, 9, 3, generator=generator, dtype=torch.float64)
+    parts = [
+        (torch.softmax(s, -1) @ v, torch.logsumexp(s, -1))
+        for s, v in ((scores[..., :4], values[:, :, :4]), (scores[..., 4:], values[:, :, 4:]))
+    ]
+    out, lse = merge(*parts[0], *parts[1])
+    assert float((out - torch.softmax(scores, -1) @ values).abs().max()) <= 1e-14
+    assert float((lse - torch.logsumexp(scores, -1)).abs().max()) <= 1e-14
+
+
+def test_a_block_of_padding_alone_weighs_nothing_and_yields_no_nan() -> None:
+    layout = RowLayout(2, 0, 0, cp=2)
+    case = make_case(RowLayout(2, 0, 0))
+    case.padded[:, 1] = True
+    out = dense_results(case, target=False)[0]
+    expected = case.v[:, :, :1].expand_as(out)
+    assert float((out - expected).abs().max()) <= TOLERANCE
+    assert layout.rows_per_rank == 1
