@@ -98,7 +98,9 @@ def plan_of(predictor: Predictor, result: SearchResult, gpus: int, mem_bytes: in
         num_microbatches=brief.num_microbatches,
         schedule="1f1b" if brief.schedule == "1f1b" else "gpipe",
         predicted=predictor.forecast(best.setting, best.choice.split),
-        search=SearchCounts(num_candidates=result.num_candidates, num_feasible=result.num_feasible),
+        search=SearchCounts(
+            num_candidates=result.num_candidates, num_feasible=result.num_feasible, max_gap=result.max_gap
+        ),
         extrapolated=_extrapolated(predictor, best, gpus),
         pareto=[_brief(found) for found in result.pareto],
         runners_up=[_brief(found) for found in result.runners_up],

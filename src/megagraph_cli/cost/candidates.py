@@ -29,6 +29,10 @@ class Candidate(Protocol):
     @property
     def setting(self) -> Setting: ...
 
+    @property
+    def max_gap(self) -> float:
+        """The most, as a fraction, by which an answer given so far may be beaten; 0 where all are proven."""
+
     def num_splits(self) -> int:
         """Plans of this setting."""
 
@@ -58,6 +62,10 @@ class _AnySplit:
     @property
     def setting(self) -> Setting:
         return self.tables.setting
+
+    @property
+    def max_gap(self) -> float:
+        return 0.0
 
     def num_splits(self) -> int:
         return count_splits(self.tables.num_layers, self.tables.pp)
@@ -105,6 +113,10 @@ class OneFOneBCandidate(_AnySplit):
     def _solver(self) -> OneFOneB:
         return OneFOneB(self.tables)
 
+    @property
+    def max_gap(self) -> float:
+        return self._solver.max_gap
+
     def quick_bound(self, need_bytes: int) -> float:
         return self._solver.quick_bound(need_bytes)
 
@@ -151,6 +163,10 @@ class PinnedSplit:
         )
         step_s = max(max(ends) + max(held(tables.tail_s)), tables.host_s)
         return Choice(step_s, int(max(held(tables.peak_bytes))), self.split)
+
+    @property
+    def max_gap(self) -> float:
+        return 0.0
 
     def num_splits(self) -> int:
         return 1

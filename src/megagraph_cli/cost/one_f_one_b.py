@@ -3,6 +3,7 @@
 A node of the search is a box: every stage's layers lie in [low, high]. Its bound is the larger of two longest paths
 with every stage at its low end (docs/cost-model.md proves both): the step itself, and the longest chain through the
 last stage plus the layers not placed yet, since such a chain passes every stage and the layers' total is known.
+Where that is not enough, linear programs over the longest paths met so far (``cuts``) bound the boxes that are left.
 """
 
 from __future__ import annotations
@@ -10,39 +11,30 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from megagraph_cli.cost.cuts import Box, Cuts
 from megagraph_cli.cost.partition import Caps, Choice, Split, caps_within, first_split, fits
 from megagraph_cli.cost.predict import StageTables
 from megagraph_cli.cost.simulate import longest_paths
 from megagraph_cli.cost.terms import Array
 
-TOLERANCE = 1e-12
-"""Times closer than this, relatively, are equal: it is far above rounding and far below any measurement."""
-
-
-@dataclass(frozen=True, order=True)
-class Box:
-    """Splits whose stage s holds between ``low[s]`` and ``high[s]`` layers."""
-
-    low: Split
-    high: Split
-
-    def tightened(self, num_layers: int) -> Box | None:
-        """The same splits of ``num_layers`` in the smallest box, or None where there are none."""
-        low, high = self.low, self.high
-        spare_low, spare_high = num_layers - sum(low), num_layers - sum(high)
-        if spare_low < 0 or spare_high > 0 or any(a > b for a, b in zip(low, high, strict=True)):
-            return None
-        new_low = tuple(max(a, b + spare_high) for a, b in zip(low, high, strict=True))
-        new_high = tuple(min(b, a + spare_low) for a, b in zip(low, high, strict=True))
-        return Box(new_low, new_high)
+BOXES_BEFORE_CUTS = 24
+"""Boxes bounded by simulation alone, which is quick and mostly enough, before linear programs take over."""
+MOST_PROGRAMS = 300
+"""Linear programs that one setting may take in all before its answers are given with the gap that is left."""
+MOVED_STAGES = 3
+TOLERANCE = 1e-9
+"""Times closer than this, relatively, are equal: far above rounding (1e-14 over a step), far below any measurement."""
 
 
 class OneFOneB:
-    """Best splits of one 1F1B setting; bounds that do not depend on the memory limit are worked out once."""
+    """Best splits of one 1F1B setting; bounds that do not depend on the memory limit are worked out once.
+
+    ``max_gap`` is the most, as a fraction, by which an answer given so far may be beaten: 0 unless the linear
+    programs' budget ran out, which takes tens of stages with times that hardly differ.
+    """
 
     def __init__(self, tables: StageTables) -> None:
         assert tables.setting.schedule == "1f1b"
@@ -50,6 +42,8 @@ class OneFOneB:
         self.total_s = self._times_of(first_split([tables.width] * tables.pp, tables.num_layers))
         self.stage_bounds = [self._stage_bound(stage) for stage in range(tables.pp)]
         self._known: dict[Split, tuple[float, float]] = {}
+        self._cuts: Cuts | None = None
+        self.max_gap = 0.0
 
     def _times_of(self, split: Sequence[int]) -> float:
         tables = self.tables
@@ -120,20 +114,53 @@ class OneFOneB:
         best: Split | None = None
         best_s = cutoff_s
         heap = [(0.0, root)] if root is not None else []
+        boxes = 0
         while heap:
             bound_s, box = heapq.heappop(heap)
             if bound_s >= best_s * (1 - TOLERANCE):
                 break
-            for split in self._samples(box):
+            if self._cuts is not None and self._cuts.num_programs > MOST_PROGRAMS:
+                self.max_gap = max(self.max_gap, 1 - bound_s / best_s)
+                break
+            boxes += 1
+            samples, parts = self._samples(box), self._branches(box)
+            if boxes > BOXES_BEFORE_CUTS:
+                bound_s, samples, parts = self._cut(box, best_s)
+            for split in samples:
                 step_s = self.step_s(split)
                 if step_s < best_s * (1 - TOLERANCE):
-                    best, best_s = split, step_s
-            for part in self._branches(box):
-                self._push(heap, part, best_s)
+                    best, best_s = self._improved(split, step_s, caps)
+            for part in parts:
+                self._push(heap, part, bound_s, best_s)
         if best is None:
             return None
         peak = max(int(table[held - 1]) for table, held in zip(tables.peak_bytes, best, strict=True))
         return Choice(best_s, peak, best)
+
+    def _improved(self, split: Split, step_s: float, caps: Caps) -> tuple[Split, float]:
+        """The split after moving single layers from stages that the step waits for to others, while that helps."""
+        better = True
+        while better:
+            better = False
+            for moved in self._moves(split, caps):
+                moved_s = self.step_s(moved)
+                if moved_s < step_s * (1 - TOLERANCE):
+                    split, step_s, better = moved, moved_s, True
+                    break
+        return split, step_s
+
+    def _moves(self, split: Split, caps: Caps) -> list[Split]:
+        tables = self.tables
+        busy = [float(f[n - 1] + b[n - 1]) for f, b, n in zip(tables.forward_s, tables.backward_s, split, strict=True)]
+        order = sorted(range(tables.pp), key=lambda stage: (busy[stage], stage))
+        givers = [stage for stage in reversed(order) if split[stage] > 1][:MOVED_STAGES]
+        takers = [stage for stage in order if split[stage] < caps[stage]][:MOVED_STAGES]
+        return [
+            tuple(held - (stage == giver) + (stage == taker) for stage, held in enumerate(split))
+            for giver in givers
+            for taker in takers
+            if giver != taker
+        ]
 
     def _samples(self, box: Box) -> list[Split]:
         """Splits in the box worth a try: as much as possible in the late stages, and in the early ones."""
@@ -160,16 +187,22 @@ class OneFOneB:
         low, high = box.low[stage], box.high[stage]
         if low == high:
             return []
-        middle = (low + high) // 2
-        lower = (*box.high[:stage], middle, *box.high[stage + 1 :])
-        upper = (*box.low[:stage], middle + 1, *box.low[stage + 1 :])
-        return [Box(box.low, lower), Box(upper, box.high)]
+        return box.cut_at(stage, (low + high) // 2)
 
-    def _push(self, heap: list[tuple[float, Box]], box: Box, best_s: float) -> None:
+    def _cut(self, box: Box, best_s: float) -> tuple[float, list[Split], list[Box]]:
+        """A box's bound by linear programs, a split near their optimum, and the box cut in two where that is no split."""
+        if self._cuts is None:
+            self._cuts = Cuts(self.tables, self.stage_bounds)
+        relaxed = self._cuts.relax(box, best_s * (1 - TOLERANCE))
+        if relaxed.bound_s >= best_s * (1 - TOLERANCE):
+            return relaxed.bound_s, [], []
+        return relaxed.bound_s, [relaxed.rounded(box)], relaxed.branches(box)
+
+    def _push(self, heap: list[tuple[float, Box]], box: Box, parent_s: float, best_s: float) -> None:
         high = tuple(self._caps_for(best_s, box.high)) if best_s < math.inf else box.high
         tight = Box(box.low, high).tightened(self.tables.num_layers)
         if tight is None:
             return
-        bound_s = self.bound(tight)
+        bound_s = max(parent_s, self.bound(tight))
         if bound_s < best_s * (1 - TOLERANCE):
             heapq.heappush(heap, (bound_s, tight))

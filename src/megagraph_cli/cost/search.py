@@ -26,13 +26,17 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best plan, the next best settings (each with its best split), the front, and how many plans there were."""
+    """The best plan, the next best settings (each with its best split), the front, and how many plans there were.
+
+    ``max_gap`` is the most, as a fraction, by which another plan may be faster than the best: 0 where it is proven.
+    """
 
     best: Found
     runners_up: list[Found]
     pareto: list[Found]
     num_candidates: int
     num_feasible: int
+    max_gap: float
 
 
 def search(predictor: Predictor, gpus: int, mem_bytes: int, pins: Pins, top: int) -> SearchResult:
@@ -57,12 +61,14 @@ def search_candidates(candidates: Sequence[Candidate], mem_bytes: int, overhead_
         raise _infeasible(min(candidate.least_need() for candidate in candidates) + overhead_bytes, mem_bytes)
     contest = _Contest.over(candidates, need_bytes)
     ranked = contest.ranked(need_bytes, max(top, 0) + 1)
+    max_gap = max(candidate.max_gap for candidate in candidates)
     return SearchResult(
         best=ranked[0],
         runners_up=ranked[1:],
         pareto=_front(contest, ranked[0]),
         num_candidates=sum(candidate.num_splits() for candidate in candidates),
         num_feasible=num_feasible,
+        max_gap=max_gap,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from megagraph_cli.layout.schedules import SCHEDULES
 
@@ -51,35 +52,69 @@ def longest_paths(
     stage's forward and backward at least once (docs/cost-model.md).
     """
     pp = len(forward_s)
+    time_s = (*forward_s, *backward_s)
+    stage_end, stage_chain = [0.0] * pp, [NEVER] * pp
+    ends, chains = [0.0], [NEVER]
+    for stage, piece, source in program(schedule, pp, num_microbatches):
+        end, chain = ends[source], chains[source]
+        if stage_end[stage] > end:
+            end = stage_end[stage]
+        if stage_chain[stage] > chain:
+            chain = stage_chain[stage]
+        end += time_s[piece]
+        chain = end if stage == pp - 1 else chain + time_s[piece]
+        stage_end[stage], stage_chain[stage] = end, chain
+        ends.append(end)
+        chains.append(chain)
+    return stage_end, stage_chain[0]
+
+
+def critical_counts(
+    forward_s: Sequence[float], backward_s: Sequence[float], num_microbatches: int, schedule: str
+) -> list[int]:
+    """How often each stage's forward (first pp entries) and backward stand on the longest path of the step."""
+    pp = len(forward_s)
+    time_s = (*forward_s, *backward_s)
+    work = program(schedule, pp, num_microbatches)
+    latest = [0] * pp
+    ends, before = [0.0], [0]
+    for number, (stage, piece, source) in enumerate(work, start=1):
+        previous = latest[stage] if ends[latest[stage]] > ends[source] else source
+        ends.append(ends[previous] + time_s[piece])
+        before.append(previous)
+        latest[stage] = number
+    counts = [0] * (2 * pp)
+    number = max(range(len(ends)), key=ends.__getitem__)
+    while number:
+        counts[work[number - 1][1]] += 1
+        number = before[number]
+    return counts
+
+
+@lru_cache(maxsize=64)
+def program(schedule: str, pp: int, num_microbatches: int) -> list[tuple[int, int, int]]:
+    """All work in an order in which it can be done: (stage, which time, number of the work whose result it needs).
+
+    The times are all forwards by stage, then all backwards; work is numbered from 1, and 0 needs nothing.
+    """
     orders = [SCHEDULES[schedule].order(stage, pp, num_microbatches) for stage in range(pp)]
-    # [stage][micro-batch] -> (end, longest chain through the last stage that ends here)
-    forward_end: list[list[tuple[float, float] | None]] = [[None] * num_microbatches for _ in range(pp)]
-    backward_end: list[list[tuple[float, float] | None]] = [[None] * num_microbatches for _ in range(pp)]
-    here = [(0.0, NEVER)] * pp
+    numbers: dict[tuple[str, int, int], int] = {}
+    work: list[tuple[int, int, int]] = []
     done = [0] * pp
     waiting = list(range(pp - 1, -1, -1))
     while waiting:
         stage = waiting.pop()
-        order = orders[stage]
         begun = done[stage]
-        end, chain = here[stage]
-        while done[stage] < len(order):
-            kind, microbatch = order[done[stage]]
-            source: tuple[float, float] | None
-            if kind == "forward":
-                source = (0.0, NEVER) if stage == 0 else forward_end[stage - 1][microbatch]
-                time, ends = forward_s[stage], forward_end
-            else:
-                source = (0.0, NEVER) if stage == pp - 1 else backward_end[stage + 1][microbatch]
-                time, ends = backward_s[stage], backward_end
-            if source is None:
+        while done[stage] < len(orders[stage]):
+            kind, microbatch = orders[stage][done[stage]]
+            neighbour = stage - 1 if kind == "forward" else stage + 1
+            source = numbers.get((kind, neighbour, microbatch), 0)
+            if not source and 0 <= neighbour < pp:
                 break
-            end = max(end, source[0]) + time
-            chain = end if stage == pp - 1 else max(chain, source[1]) + time
-            ends[stage][microbatch] = (end, chain)
+            work.append((stage, stage if kind == "forward" else pp + stage, source))
+            numbers[kind, stage, microbatch] = len(work)
             done[stage] += 1
-        here[stage] = (end, chain)
         if done[stage] > begun:
             waiting.extend(neighbour for neighbour in (stage + 1, stage - 1) if 0 <= neighbour < pp)
-    assert all(count == 2 * num_microbatches for count in done), "the schedule deadlocks"
-    return [end for end, _ in here], here[0][1]
+    assert len(work) == 2 * num_microbatches * pp, "the schedule deadlocks"
+    return work
