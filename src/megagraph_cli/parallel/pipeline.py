@@ -79,13 +79,18 @@ class Staged:
             stage,
             num_stages,
             boundary.device,
-            input_args=self.index[:1] if self.first else boundary,
-            output_args=output if self.last else boundary,
+            input_args=self.index[:1] if self.first else boundary.detach().requires_grad_(),
+            output_args=(output if self.last else boundary).detach().requires_grad_(),
             group=group,
         )
+
+        def loss_in_training(output: Tensor, index: Tensor) -> Tensor:
+            # The schedule computes a loss whenever it has a target, in inference too, where nobody asks for one.
+            return loss(output, index) if torch.is_grad_enabled() else output.new_zeros(())
+
         make: Any = getattr(pipelining, SCHEDULES[schedule].torch_class)
         # One scale for the whole batch is in the loss itself; no stage divides by its micro-batches.
-        self._schedule = make(self._stage, num_microbatches, loss_fn=loss, scale_grads=False)
+        self._schedule = make(self._stage, num_microbatches, loss_fn=loss_in_training, scale_grads=False)
 
     def step(self) -> None:
         self._schedule.step(*self._args(), index=self.index, target=self.index if self.last else None)
@@ -94,7 +99,7 @@ class Staged:
 
     def infer(self) -> list[Tensor]:
         with torch.no_grad():
-            merged = self._schedule.eval(*self._args(), index=self.index, target=None)
+            merged = self._schedule.eval(*self._args(), index=self.index, target=self.index if self.last else None)
         self._stage.clear_runtime_states()
         return list(merged.chunk(self.index.numel())) if self.last else []
 

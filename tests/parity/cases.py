@@ -1,0 +1,78 @@
+"""The plans that parity is shown on, and the workload that makes the bias matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from megagraph_cli.artifacts.workload import BatchSection, DatasetSection, ModelSection, Recipe, TrainSection
+from megagraph_cli.layout.dims import AXES, ParallelDims, factorisations
+from megagraph_cli.layout.schedules import SCHEDULES
+from megagraph_cli.runtime.build import Order
+
+STEPS = 20
+LAYERS = 5
+SPLITS = {1: [(5,)], 2: [(2, 3), (4, 1)], 3: [(1, 3, 1), (2, 1, 2)], 4: [(1, 1, 1, 2), (2, 1, 1, 1)]}
+"""Layer splits by number of stages: uneven ones, with a single layer at either end."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan to run in one number type; ``broken`` names a fault put in on purpose."""
+
+    order: Order
+    dtype: str
+    broken: str | None = None
+
+    def __str__(self) -> str:
+        order = self.order
+        split = "-".join(map(str, order.layers_per_stage))
+        return f"{order.dims} layers={split} K={order.num_microbatches} {order.schedule} {self.dtype}"
+
+
+def recipe(dataset: str, dtype: str) -> Recipe:
+    """Dropout 0, lr 0.01, no warm-up, one global token and bias weights of size 1: a wrong bias cannot hide."""
+    return Recipe(
+        dataset=DatasetSection(name=dataset, split="random:0.6,0.2,0.2"),
+        model=ModelSection(
+            num_layers=LAYERS,
+            num_heads=2,
+            hidden_dim=8,
+            ffn_dim=12,
+            dropout=0.0,
+            attention_dropout=0.0,
+            input_dropout=0.0,
+            bias_powers=4,
+            bias_init_std=1.0,
+        ),
+        batch=BatchSection(batch_size=50, num_sampled=9, num_super=2, num_global=1),
+        train=TrainSection.model_validate({"lr": 0.01, "warmup_epochs": 0.0, "grad_clip": 1.0, "dtype": dtype}),
+    )
+
+
+def orders(size: int) -> list[Order]:
+    """Every plan of ``size`` workers for 1, 2 and 4; three plans of 3 workers and four of 8."""
+    if size == 3:
+        dims = [ParallelDims(3, 1, 1), ParallelDims(1, 1, 3), ParallelDims(1, 3, 1)]
+        return [_order(d, SPLITS[d.pp][0], 3, "1f1b" if d.pp > 1 else "gpipe") for d in dims]
+    if size == 8:
+        return [
+            _order(ParallelDims(2, 2, 2), (2, 3), 2, "1f1b"),
+            _order(ParallelDims(4, 1, 2), (1, 1, 1, 2), 4, "1f1b"),
+            _order(ParallelDims(2, 1, 4), (4, 1), 2, "gpipe"),
+            _order(ParallelDims(1, 2, 4), (5,), 4, "gpipe"),
+        ]
+    return list(_all_orders(size))
+
+
+def _all_orders(size: int) -> Iterator[Order]:
+    for dims in factorisations(size):
+        for split, microbatches, schedule in product(SPLITS[dims.pp], (1, 2, 4), SCHEDULES):
+            if schedule == "1f1b" and (dims.pp == 1 or microbatches < dims.pp):
+                continue
+            yield _order(dims, split, microbatches, schedule)
+
+
+def _order(dims: ParallelDims, split: tuple[int, ...], microbatches: int, schedule: str) -> Order:
+    return Order(dims, AXES, split, microbatches, schedule)

@@ -1,0 +1,133 @@
+"""Every plan trains the same model as one worker, to the last digit that arithmetic allows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megagraph_cli.graph.prepare import load_graph
+from megagraph_cli.layout.dims import AXES, ParallelDims
+from megagraph_cli.runtime.build import Order
+from tests.parity.cases import Case, orders
+from tests.parity.runner import Outcome, run_cases
+from tests.ranks import run_ranks
+
+# float64: rounding of 1e-16 grows over 20 steps of lr 0.01; float32 starts at 6e-8.
+STEP_TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
+GRADIENT_TOLERANCE = 1e-9
+ZERO_TOLERANCE = 1e-12
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def dataset() -> str:
+    """Citeseer where its files are at hand, else the built-in graph."""
+    root = os.environ.get("MGRAPH_DATA", "")
+    return "citeseer" if root and (Path(root) / "citeseer").is_dir() else "demo"
+
+
+@pytest.fixture(scope="module")
+def graph_path(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = Path(os.environ.get("MGRAPH_DATA", "no-data"))
+    return load_graph(dataset, root, tmp_path_factory.mktemp("cache")).path
+
+
+def run(size: int, graph_path: Path, dataset: str, cases: list[Case]) -> list[Outcome]:
+    return run_ranks(size, run_cases, graph_path, dataset, cases)[0]
+
+
+@pytest.fixture(scope="module")
+def reference(graph_path: Path, dataset: str) -> dict[str, Outcome]:
+    """One worker, one micro-batch."""
+    order = Order(ParallelDims(1, 1, 1), AXES, (5,), 1, "gpipe")
+    cases = [Case(order, dtype) for dtype in STEP_TOLERANCE]
+    return dict(zip(STEP_TOLERANCE, run(1, graph_path, dataset, cases), strict=True))
+
+
+def complaints(case: Case, got: Outcome, expected: Outcome) -> list[str]:
+    """Every way in which a plan differs from one worker by more than arithmetic allows."""
+    found = []
+    tolerance = STEP_TOLERANCE[case.dtype]
+    for name, a, b in (("loss", got.losses, expected.losses), ("norm", got.norms, expected.norms)):
+        worst = float(np.max(np.abs(np.array(a) / np.array(b) - 1)))
+        if not worst <= tolerance:
+            found.append(f"{case}: {name} differs by {worst:.2e}")
+    if case.dtype == "float64":
+        found += gradient_complaints(case, got, expected)
+        if not np.array_equal(got.predictions[:, 0], expected.predictions[:, 0]):
+            found.append(f"{case}: other predictions")
+    return found
+
+
+def gradient_complaints(case: Case, got: Outcome, expected: Outcome) -> list[str]:
+    if got.gradients.keys() != expected.gradients.keys():
+        return [f"{case}: gradients of {sorted(got.gradients.keys() ^ expected.gradients.keys())[:3]} missing"]
+    found = []
+    for name, theirs in expected.gradients.items():
+        difference = np.abs(got.gradients[name] - theirs)
+        zero = zero_by_mathematics(name, theirs.shape)
+        scale = np.abs(np.where(zero, 0, theirs)).max(initial=0.0)
+        if (difference[zero] > ZERO_TOLERANCE).any() or (np.abs(theirs[zero]) > ZERO_TOLERANCE).any():
+            found.append(f"{case}: {name} is not zero where it must be")
+        if difference[~zero].size and not difference[~zero].max() <= GRADIENT_TOLERANCE * scale:
+            found.append(f"{case}: gradient of {name} differs by {difference[~zero].max() / scale:.2e}")
+    return found
+
+
+def zero_by_mathematics(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Softmax does not feel a constant added to a row: the key bias and b_bias have no gradient."""
+    zero = np.zeros(shape, dtype=bool)
+    if name.endswith("bias_offset"):
+        zero[:] = True
+    if name.endswith("qkv.bias"):
+        third = shape[0] // 3
+        zero[third : 2 * third] = True
+    return zero
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_every_plan_trains_the_same_model(
+    size: int, graph_path: Path, dataset: str, reference: dict[str, Outcome]
+) -> None:
+    cases = [Case(order, dtype) for order in orders(size) for dtype in STEP_TOLERANCE]
+    outcomes = run(size, graph_path, dataset, cases)
+    found = [
+        line for case, got in zip(cases, outcomes, strict=True) for line in complaints(case, got, reference[case.dtype])
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_bias_matters_here(reference: dict[str, Outcome]) -> None:
+    """Otherwise parity would prove nothing about it: its weights' gradients are of the size of the others'."""
+    gradients = reference["float64"].gradients
+    largest = max(float(np.abs(g).max()) for g in gradients.values())
+    for name, gradient in gradients.items():
+        if name.endswith("bias_weight") or name in ("token_bias", "embedding.tokens"):
+            assert float(np.abs(gradient).max()) > 1e-6 * largest, name
+
+
+@pytest.mark.parametrize(
+    ("fault", "dims", "split"),
+    [
+        ("columns", ParallelDims(1, 1, 2), (5,)),
+        ("tokens", ParallelDims(2, 1, 1), (2, 3)),
+        ("doubled", ParallelDims(1, 2, 1), (5,)),
+    ],
+)
+def test_a_broken_backend_is_noticed(
+    fault: str,
+    dims: ParallelDims,
+    split: tuple[int, ...],
+    graph_path: Path,
+    dataset: str,
+    reference: dict[str, Outcome],
+) -> None:
+    case = Case(Order(dims, AXES, split, 2, "gpipe"), "float64", fault)
+    (got,) = run(2, graph_path, dataset, [case])
+    found = complaints(case, got, reference["float64"])
+    assert any("gradient of" in line for line in found), found
+    assert any("loss" in line or "norm" in line for line in found), found
