@@ -190,7 +190,7 @@ class OneFOneB:
         return box.cut_at(stage, (low + high) // 2)
 
     def _cut(self, box: Box, best_s: float) -> tuple[float, list[Split], list[Box]]:
-        """A box's bound by linear programs, a split near their optimum, and the box cut in two where that is no split."""
+        """A bound by linear programs, a split near their optimum, and the box cut in two if it may hold better."""
         if self._cuts is None:
             self._cuts = Cuts(self.tables, self.stage_bounds)
         relaxed = self._cuts.relax(box, best_s * (1 - TOLERANCE))

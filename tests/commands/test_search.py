@@ -1,0 +1,84 @@
+"""``mgraph search`` as a function: requests, refusals and the plan it writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megagraph_cli.artifacts.plan import Plan
+from megagraph_cli.commands import fit, search
+from megagraph_cli.commands.search import SearchRequest
+from megagraph_cli.errors import MgraphError
+from tests.cost import planted
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> SearchRequest:
+    planted.profile().save(tmp_path / "profile.json")
+    fit.run(tmp_path / "profile.json", tmp_path / "cost_model.json", force=False)
+    return SearchRequest(tmp_path / "cost_model.json")
+
+
+def test_defaults_come_from_the_profile(request_: SearchRequest, tmp_path: Path) -> None:
+    plan = search.run(request_, tmp_path / "plan.json")
+    assert (plan.gpus, plan.device, plan.memory_limit_bytes) == (4, "cpu", planted.Planted().memory_bytes)
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert plan.predicted is not None
+    assert plan.search is not None
+    assert len(plan.runners_up) == 5
+    assert plan.pareto[0].predicted.peak_bytes == plan.predicted.peak_bytes
+    assert plan.pareto[0].predicted.step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
+
+
+def test_the_same_bytes_twice(request_: SearchRequest, tmp_path: Path) -> None:
+    request = replace(request_, gpus=8, overrides={"model.num_layers": "12"})
+    search.run(request, tmp_path / "a.json")
+    search.run(request, tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_overrides_change_the_workload_and_are_said_to_extrapolate(request_: SearchRequest, tmp_path: Path) -> None:
+    overrides = {"model.num_layers": "24", "batch.batch_size": "4096"}
+    request = replace(request_, gpus=8, pp=1, dp=8, microbatches=1, overrides=overrides)
+    plan = search.run(request, tmp_path / "plan.json")
+    assert plan.workload.model.num_layers == sum(plan.layers_per_stage) == 24
+    assert plan.workload.batch.batch_size == 4096
+    said = {item.quantity: (item.measured_max, item.asked) for item in plan.extrapolated}
+    assert said == {"gpus": (4, 8), "layers": (4, 24), "microbatch_size": (64, 512)}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"overrides": {"model.hidden_dim": "64"}}, 2, "profile again"),
+        ({"overrides": {"model.num_layers": "four"}}, 2, "model.num_layers=four"),
+        ({"overrides": {"batch.batch_size": "0"}}, 2, "batch.batch_size=0"),
+        ({"device": "cuda"}, 4, "--device says cuda"),
+        ({"mem_bytes": 1000}, 3, "--mem 193MiB"),
+        ({"gpus": 5000}, 2, "--gpus 5000"),
+        ({"pp": 3}, 2, "--pp 3"),
+    ],
+)
+def test_refusals(request_: SearchRequest, tmp_path: Path, change: dict[str, object], code: int, words: str) -> None:
+    with pytest.raises(MgraphError) as caught:
+        search.run(replace(request_, **change), tmp_path / "plan.json")  # type: ignore[arg-type]
+    assert caught.value.exit_code == code
+    assert words in caught.value.message
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_pinned_split_is_taken_as_it_is(request_: SearchRequest, tmp_path: Path) -> None:
+    request = replace(request_, layers=[1, 3], microbatches=4, schedule="1f1b", dp=2)
+    plan = search.run(request, tmp_path / "plan.json")
+    assert (plan.layers_per_stage, plan.num_microbatches, plan.schedule) == ([1, 3], 4, "1f1b")
+
+
+def test_the_table_has_a_row_for_every_stage(request_: SearchRequest, tmp_path: Path) -> None:
+    plan = search.run(replace(request_, pp=2, cp=1), tmp_path / "plan.json")
+    rows = search.explain_table(plan)
+    assert [row["layers"] for row in rows] == plan.layers_per_stage
+    assert plan.predicted is not None
+    assert max(row["total_bytes"] for row in rows) == plan.predicted.peak_bytes
+    assert all(row["total_bytes"] == sum(row["memory_bytes"].values()) for row in rows)

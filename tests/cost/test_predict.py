@@ -1,0 +1,104 @@
+"""Forecasts: exact static bytes, phases, and growth with every size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megagraph_cli.cost.fitting import fit
+from megagraph_cli.cost.predict import Predictor, Setting
+from megagraph_cli.layout.dims import ParallelDims
+from tests.cost import planted
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return Predictor(fit(planted.profile()), planted.workload(12, 256))
+
+
+def test_weights_gradients_and_moments_are_exact(predictor: Predictor) -> None:
+    forecast = predictor.forecast(Setting(ParallelDims(2, 1, 1), 4, "gpipe"), (5, 7))
+    counts = predictor.workload.parameters()
+    for stage, held in enumerate((5, 7)):
+        size = 4 * counts.of_stage(held, first=stage == 0, last=stage == 1)
+        terms = forecast.stages[stage].memory_bytes
+        assert (terms["parameters"], terms["gradients"], terms["optimizer"]) == (size, size, 2 * size)
+
+
+def test_boundary_buffers_are_k_each_way(predictor: Predictor) -> None:
+    forecast = predictor.forecast(Setting(ParallelDims(3, 1, 1), 8, "1f1b"), (4, 4, 4))
+    one = 8 * (256 // 8) * 17 * 32 * 4
+    assert [stage.memory_bytes["boundary"] for stage in forecast.stages] == [one, 2 * one, one]
+
+
+def test_1f1b_holds_fewer_micro_batches_on_late_stages(predictor: Predictor) -> None:
+    split = (4, 4, 4)
+    held = {
+        name: [
+            stage.memory_bytes["activations"]
+            for stage in predictor.forecast(Setting(ParallelDims(3, 1, 1), 8, name), split).stages
+        ]
+        for name in ("gpipe", "1f1b")
+    }
+    # In flight: 8 of 8 under GPipe; 3, 2 and 1 under 1F1B. Rounding up leaves a byte.
+    for stage, in_flight in enumerate((3, 2, 1)):
+        assert held["1f1b"][stage] == pytest.approx(held["gpipe"][stage] * in_flight / 8, abs=1)
+
+
+def test_the_peak_is_the_largest_stage_and_the_margin_its_share(predictor: Predictor) -> None:
+    forecast = predictor.forecast(Setting(ParallelDims(2, 2, 1), 4, "gpipe"), (6, 6))
+    sums = [sum(stage.memory_bytes.values()) for stage in forecast.stages]
+    assert forecast.peak_bytes == max(sums)
+    assert forecast.margin_bytes == predictor.margin_bytes(max(sums))
+    assert forecast.overhead_bytes == planted.Planted().overhead_bytes
+
+
+def test_an_epoch_is_its_steps(predictor: Predictor) -> None:
+    forecast = predictor.forecast(Setting(ParallelDims(1, 1, 1), 1, "gpipe"), (12,))
+    assert forecast.epoch_s == pytest.approx(5 * forecast.step_s, rel=1e-12)  # 1200 targets in batches of 256
+
+
+def test_the_planted_truth_is_the_forecast(predictor: Predictor) -> None:
+    truth = planted.Planted()
+    forecast = predictor.forecast(Setting(ParallelDims(1, 1, 1), 4, "gpipe"), (12,))
+    b, rows = 64, 17
+    layers = truth.forward_s("layer", 11, b, rows, 1) + truth.forward_s("last_layer", 1, b, rows, 1)
+    layers -= truth.stage_call_s + truth.stage_row_s * b * rows  # one stage, one pass
+    one = layers + truth.forward_s("input", 0, b, rows, 1) + truth.forward_s("head", 0, b, rows, 1)
+    size = 4 * predictor.workload.parameters().of_model(12)
+    expected = 4 * one * (1 + truth.backward_factor) + truth.optimizer_call_s + truth.optimizer_byte_s * size
+    assert forecast.step_s == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_starved_step_waits_for_its_batch() -> None:
+    slow = planted.Planted(construct_target_s=1.0)
+    work = planted.workload(4, 256)
+    predictor = Predictor(fit(planted.profile(slow, work=work)), work)
+    forecast = predictor.forecast(Setting(ParallelDims(1, 2, 1), 1, "gpipe"), (4,))
+    assert forecast.step_s == pytest.approx(128 * (1.0 + slow.gather_target_s), rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pp=st.integers(1, 6), cp=st.integers(1, 4), count=st.sampled_from([6, 8, 12]), one=st.booleans())
+def test_every_table_grows_with_layers(pp: int, cp: int, count: int, one: bool) -> None:
+    predictor = Predictor(fit(planted.profile()), planted.workload(12, 256))
+    schedule = "1f1b" if one and pp > 1 else "gpipe"
+    tables = predictor.tables(Setting(ParallelDims(pp, 1, cp), count, schedule))
+    for group in (tables.forward_s, tables.backward_s, tables.tail_s, tables.peak_bytes, tables.need_bytes):
+        for values in group:
+            assert np.all(np.diff(np.asarray(values, dtype=float)) >= 0)
+    slopes = [float(values[1] - values[0]) for values in tables.forward_s if len(values) > 1]
+    assert slopes == pytest.approx([slopes[0]] * len(slopes), rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(held=st.integers(1, 10), count=st.sampled_from([4, 8]), batch=st.sampled_from([64, 128, 256]))
+def test_larger_batches_take_longer_and_more(held: int, count: int, batch: int) -> None:
+    model = fit(planted.profile())
+    setting = Setting(ParallelDims(2, 1, 1), count, "1f1b")
+    small = Predictor(model, planted.workload(12, batch)).forecast(setting, (held, 12 - held))
+    large = Predictor(model, planted.workload(12, 2 * batch)).forecast(setting, (held, 12 - held))
+    assert large.step_s > small.step_s
+    assert large.peak_bytes > small.peak_bytes

@@ -1,0 +1,66 @@
+"""The simulated pipeline step against the enumeration's own simulation and against closed forms."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from megagraph_cli.cost.simulate import critical_counts, longest_paths, simulate, with_receives
+from tests.cost.oracle import makespan
+
+ROUNDING = 1e-12
+"""Sums of at most a few hundred float64 times."""
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_equals_an_independent_simulation(schedule: str) -> None:
+    rng = random.Random(7)
+    for _ in range(150):
+        pp = rng.randint(1, 6)
+        count = rng.randint(pp, 12)
+        forward = [rng.choice([0.0, rng.random(), 3.0]) for _ in range(pp)]
+        backward = [rng.choice([0.0, rng.random(), 5.0]) for _ in range(pp)]
+        transfer = rng.choice([0.0, 0.3])
+        mine = simulate(forward, backward, transfer, count, schedule)
+        assert mine.makespan_s == pytest.approx(makespan(forward, backward, transfer, count, schedule), rel=ROUNDING)
+
+
+def test_one_stage_works_without_a_pause() -> None:
+    assert simulate([2.0], [3.0], 9.0, 4, "gpipe").makespan_s == pytest.approx(4 * 5.0, rel=ROUNDING)
+
+
+def test_gpipe_has_its_closed_form() -> None:
+    forward, backward, transfer, count = [1.0, 4.0, 2.0], [2.0, 3.0, 7.0], 0.5, 6
+    f, b = with_receives(forward, backward, transfer)
+    expected = sum(f) + sum(b) + (count - 1) * (max(f) + max(b))
+    assert simulate(forward, backward, transfer, count, "gpipe").makespan_s == pytest.approx(expected, rel=ROUNDING)
+
+
+def test_equal_stages_under_1f1b_take_as_long_as_under_gpipe() -> None:
+    args = ([1.0] * 4, [2.0] * 4, 0.0, 8)
+    assert simulate(*args, "1f1b").makespan_s == pytest.approx(simulate(*args, "gpipe").makespan_s, rel=ROUNDING)
+
+
+def test_a_receive_occupies_its_receiver() -> None:
+    # Stage 1 receives while stage 0 goes on: 1 + (0.5 + 1) per micro-batch, then backwards of 1, received by stage 0.
+    timeline = simulate([1.0, 1.0], [1.0, 1.0], 0.5, 2, "gpipe")
+    assert timeline.stage_end_s[1] == pytest.approx(1 + 2 * 1.5 + 2 * 1.0, rel=ROUNDING)
+    assert timeline.makespan_s == pytest.approx(1 + 2 * 1.5 + 1 + 2 * 1.5, rel=ROUNDING)
+
+
+def test_the_longest_path_is_made_of_the_work_it_counts() -> None:
+    rng = random.Random(3)
+    for schedule in ("gpipe", "1f1b"):
+        for _ in range(50):
+            pp = rng.randint(1, 5)
+            count = rng.randint(pp, 9)
+            forward = [rng.random() for _ in range(pp)]
+            backward = [rng.random() for _ in range(pp)]
+            ends, chain = longest_paths(forward, backward, count, schedule)
+            counts = critical_counts(forward, backward, count, schedule)
+            length = sum(n * time for n, time in zip(counts, forward + backward, strict=True))
+            assert length == pytest.approx(max(ends), rel=ROUNDING)
+            assert chain <= max(ends) * (1 + ROUNDING)
+            # A chain through the last stage passes every stage both ways at least once.
+            assert chain >= sum(forward) + sum(backward) - ROUNDING
