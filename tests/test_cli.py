@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,16 @@ OPTIONS = {
     | {"--dry-run", "--force"},
 }
 """The command line that users script against. It changes on purpose only, together with the contracts."""
+
+
+@pytest.fixture(autouse=True)
+def kept_environment() -> Iterator[None]:
+    """The command line sets NUMBA_CACHE_DIR for its workers; other tests must not inherit it."""
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

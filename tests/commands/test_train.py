@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,3 +172,28 @@ def test_what_is_no_run_cannot_be_resumed(request_in: TrainRequest) -> None:
 )
 def test_a_run_is_named_after_its_dataset(dataset: str, slug: str) -> None:
     assert rundir.slug(dataset) == slug
+
+
+@pytest.mark.ranks
+def test_sigterm_ends_with_the_workers_own_run_json_and_no_stop_file(request_in: TrainRequest, tmp_path: Path) -> None:
+    write_plan(Path("plan.json"), workload=examples.workload(None).model_dump(mode="json", exclude={"graph"}))
+    caller = (
+        "import sys; from pathlib import Path; from megagraph_cli.commands.train import TrainRequest, run\n"
+        "from megagraph_cli.commands.workloads import Folders; from megagraph_cli.console import Screen\n"
+        "folders = Folders(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "run(TrainRequest(folders, sets=('train.rng_seed=2',), worker='commands_worker'), Screen.stderr())\n"
+    )
+    folders = request_in.folders
+    process = subprocess.Popen(
+        [sys.executable, "-c", caller, str(folders.root), str(folders.cache)], stderr=subprocess.PIPE, text=True
+    )
+    run_dir = tmp_path / "runs" / "demo-1"
+    deadline = time.monotonic() + 60
+    while not (run_dir / "waiting").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert f"training was interrupted; go on with mgraph train --resume {Path('runs/demo-1')}" in err
+    assert Run.load(run_dir / "run.json").status == "interrupted"
+    assert not (run_dir / "stop").exists()

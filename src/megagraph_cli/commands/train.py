@@ -86,6 +86,8 @@ def _launch(request: TrainRequest, order: Order, job_path: Path, total_steps: in
         except WorkerFailed as error:
             rundir.record(run_dir, plan, error.failure)
             raise
+        finally:
+            (run_dir / rundir.STOP).unlink(missing_ok=True)
     if rundir.stamp(run_dir) != before:
         return
     if not outcome.interrupted:
