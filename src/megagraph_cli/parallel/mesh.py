@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from megagraph_cli.layout.dims import ParallelDims, Place
 
@@ -20,7 +20,6 @@ class Mesh:
     Each axis has one communicator, used in the same order by all of its ranks.
     """
 
-    device_mesh: DeviceMesh
     dims: ParallelDims
     place: Place
     pp: dist.ProcessGroup
@@ -39,14 +38,13 @@ class Mesh:
 def build_mesh(dims: ParallelDims, mesh_order: Sequence[str], device_type: str) -> Mesh:
     """The mesh of a plan over the whole world, outermost axis first. Every rank must call it."""
     assert dist.get_world_size() == dims.size, f"{dist.get_world_size()} workers for {dims}"
-    device_mesh = init_device_mesh(device_type, dims.shape(mesh_order), mesh_dim_names=tuple(mesh_order))
+    whole = init_device_mesh(device_type, dims.shape(mesh_order), mesh_dim_names=tuple(mesh_order))
     loss = _loss_group(dims, mesh_order)
     return Mesh(
-        device_mesh=device_mesh,
         dims=dims,
         place=dims.place(dist.get_rank(), mesh_order),
-        pp=device_mesh.get_group("pp"),
-        cp=device_mesh.get_group("cp"),
+        pp=whole.get_group("pp"),
+        cp=whole.get_group("cp"),
         loss=loss,
     )
 

@@ -29,8 +29,12 @@ class Reading:
 
 
 @contextmanager
-def metered(device: torch.device) -> Iterator[Reading]:
-    """Meter the block; the reading is filled in when it ends. Slows the block down: keep it out of timings."""
+def metered(device: torch.device, *, from_zero: bool = False) -> Iterator[Reading]:
+    """Meter the block; the reading is filled in when it ends. Slows the block down: keep it out of timings.
+
+    ``from_zero`` leaves out (on a CPU) the slow search for what is alive at the start: the reading then tells
+    changes alone.
+    """
     reading = Reading()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -41,7 +45,7 @@ def metered(device: torch.device) -> Iterator[Reading]:
         reading.peak_bytes = torch.cuda.max_memory_allocated(device)
         reading.end_bytes = torch.cuda.memory_allocated(device)
         return
-    reading.start_bytes = live_tensor_bytes()
+    reading.start_bytes = 0 if from_zero else live_tensor_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         yield reading
     rise, change = _rise(profiler)

@@ -1,0 +1,179 @@
+"""The profiling worker: ``torchrun -m megagraph_cli.runtime.profile job.json``.
+
+Every context degree from 1 to the number of workers is measured, divisor or not, in groups of that size that run at
+the same time on as many workers as fit: workers of a real run share memory bandwidth and links in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from megagraph_cli.artifacts.profile import CommSample, ComputeSample, HostSample, Machine, Profile
+from megagraph_cli.graph.prepare import open_graph
+from megagraph_cli.graph.splits import make_split
+from megagraph_cli.runtime.job import ProfileJob
+from megagraph_cli.runtime.measure import max_over_ranks
+from megagraph_cli.runtime.measure_compute import largest_microbatch, measure_modules, measure_optimizer
+from megagraph_cli.runtime.measure_host import measure_host
+from megagraph_cli.runtime.measure_links import measure_all_reduce, measure_p2p
+from megagraph_cli.runtime.meters import free_bytes, overhead_bytes
+from megagraph_cli.runtime.probes import Context
+from megagraph_cli.runtime.setup import Worker, run_worker
+
+MESSAGE_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22)
+LAYER_S = {False: 0.4, True: 0.1}
+"""About how long the largest micro-batch may take in one layer, by ``quick``."""
+MEMORY_SHARE = 0.6
+"""Sizes stop at this share of the free memory."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes that are measured: layers in a row, micro-batches, messages, targets."""
+
+    layers: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    messages: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch_size: int, num_layers: int, *, quick: bool, largest: int) -> Grid:
+        """Micro-batches up to ``largest`` in steps that tell a constant from a slope; messages over four decades."""
+        top = max(1, min(batch_size, largest))
+        parts = (8, 2, 1) if quick else (16, 4, 2, 1)
+        deep = (1, 2) if quick else (1, 2, 4)
+        return cls(
+            layers=tuple(n for n in deep if n <= max(1, num_layers - 1)),
+            microbatches=tuple(sorted({max(1, top // part) for part in parts})),
+            messages=MESSAGE_BYTES[::2] if quick else MESSAGE_BYTES,
+            targets=tuple(sorted({max(1, top // part) for part in parts})),
+        )
+
+
+class Step(Protocol):
+    """One part of the profile; every rank takes it together."""
+
+    def __call__(self) -> None: ...
+
+
+@dataclass
+class Profiler:
+    """Takes the measurements in an order that every rank follows."""
+
+    worker: Worker
+    job: ProfileJob
+    context: Context
+    compute: list[ComputeSample] = field(default_factory=list)
+    comm: list[CommSample] = field(default_factory=list)
+    host: list[HostSample] = field(default_factory=list)
+
+    def measure_all(self) -> None:
+        alone = self._group_of(1)
+        assert alone is not None
+        grid = self._choose_grid(alone)
+        steps = list(self._steps(grid, alone))
+        for done, (what, step) in enumerate(steps):
+            self._tell(done, len(steps), what)
+            dist.barrier()
+            step()
+        self._tell(len(steps), len(steps), "done")
+
+    def _choose_grid(self, alone: dist.ProcessGroup) -> Grid:
+        sharers = self.worker.world_size if self.worker.device.type == "cpu" else 1
+        usable = MEMORY_SHARE * free_bytes(self.worker.device) / sharers
+        largest = largest_microbatch(self.context, alone, LAYER_S[self.job.quick], usable)
+        workload = self.job.workload
+        return Grid.of(workload.batch.batch_size, workload.model.num_layers, quick=self.job.quick, largest=largest)
+
+    def _steps(self, grid: Grid, alone: dist.ProcessGroup) -> Iterator[tuple[str, Step]]:
+        for cp in range(1, self.worker.world_size + 1):
+            if cp > self.job.workload.batch.rows().sequence_rows:
+                break
+            group = alone if cp == 1 else self._group_of(cp)
+            yield f"modules with cp={cp}", partial(self._modules, grid, cp, group)
+        for layers in sorted({1, max(grid.layers), 4 * max(grid.layers)}):
+            yield f"the optimizer of {layers} layers", partial(self._optimizer, alone, layers)
+        for targets in grid.targets:
+            yield f"batches of {targets} targets", partial(self._host, targets)
+        if self.worker.world_size > 1:
+            yield "messages between stages", partial(self._p2p, grid)
+        for size in range(2, self.worker.world_size + 1):
+            group = dist.new_group(list(range(size)))
+            yield f"sums over {size} ranks", partial(self._all_reduce, grid, size, group)
+
+    def _group_of(self, cp: int) -> dist.ProcessGroup | None:
+        """This rank's group among as many groups of ``cp`` as fit; None where it is left over."""
+        mine = None
+        for start in range(0, self.worker.world_size - cp + 1, cp):
+            ranks = list(range(start, start + cp))
+            group = dist.new_group(ranks)
+            if self.worker.rank in ranks:
+                mine = group
+        return mine
+
+    def _modules(self, grid: Grid, cp: int, group: dist.ProcessGroup | None) -> None:
+        self.compute += measure_modules(self.context, cp, group, grid.layers, grid.microbatches)
+
+    def _optimizer(self, alone: dist.ProcessGroup, layers: int) -> None:
+        self.compute.append(measure_optimizer(self.context, alone, layers))
+
+    def _host(self, targets: int) -> None:
+        self.host += measure_host(self.context, targets)
+
+    def _p2p(self, grid: Grid) -> None:
+        self.comm += [measure_p2p(self.worker.device, size) for size in grid.messages]
+
+    def _all_reduce(self, grid: Grid, size: int, group: dist.ProcessGroup) -> None:
+        self.comm += [measure_all_reduce(self.worker.device, group, size, message) for message in grid.messages]
+
+    def _tell(self, done: int, total: int, what: str) -> None:
+        if self.worker.rank == 0:
+            with self.job.progress_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"done": done, "total": total, "what": what}) + "\n")
+
+
+def main(worker: Worker, values: dict[str, Any]) -> None:
+    job = ProfileJob.model_validate(values, strict=False)
+    dataset = job.workload.dataset
+    graph = open_graph(job.graph_path)
+    split = make_split(graph, dataset.split, dataset.split_seed)
+    torch.set_float32_matmul_precision("high" if job.workload.train.matmul_precision == "tf32" else "highest")
+    # Everyone's overhead before anyone's first batch; free memory with every worker's overhead already taken.
+    (overhead,) = max_over_ranks([overhead_bytes(worker.device)], worker.device, True)
+    free = -max_over_ranks([-free_bytes(worker.device)], worker.device, True)[0]
+    profiler = Profiler(worker, job, Context(job.workload, graph, worker.device, job.threads, split.train))
+    profiler.measure_all()
+    if worker.rank == 0:
+        Profile(
+            workload=job.workload,
+            machine=Machine(
+                hosts=1,
+                device=job.device,
+                num_devices=worker.world_size,
+                memory_bytes=_per_worker(free, overhead, worker),
+                overhead_bytes=overhead,
+                backend=dist.get_backend(),
+                torch=torch.__version__,
+            ),
+            compute=profiler.compute,
+            comm=profiler.comm,
+            host=profiler.host,
+        ).save(job.out)
+
+
+def _per_worker(free: int, overhead: int, worker: Worker) -> int:
+    """What one worker may take in all: on a CPU an equal share of the host's free memory."""
+    if worker.device.type == "cuda":
+        return free + overhead
+    return free // worker.world_size + overhead
+
+
+if __name__ == "__main__":
+    run_worker(main)
