@@ -15,7 +15,7 @@ from megagraph_cli.model.bias import AttentionBias, TokenRows
 
 @dataclass(frozen=True)
 class Case:
-    """q, k, v [B, H, S, E]; symmetric channels [B, M, S, S]; padded keys [B, S]; the layer's bias weights."""
+    """q, k, v [H, B, S, E]; symmetric channels [M, B, S, S]; padded keys [B, S]; the layer's bias weights."""
 
     layout: RowLayout
     q: Tensor
@@ -37,7 +37,7 @@ def make_case(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    features = normal(batch, powers, rows, rows)
+    features = normal(powers, batch, rows, rows)
     features = features + features.transpose(-1, -2)
     begin = layout.num_sampled + layout.num_super
     features[..., begin:] = 0
@@ -48,19 +48,19 @@ def make_case(
     weights = BiasWeights(normal(powers, heads), normal(heads), normal(layout.num_global, heads))
     return Case(
         layout,
-        normal(batch, heads, rows, head_dim),
-        normal(batch, heads, rows, head_dim),
-        normal(batch, heads, rows, head_dim),
+        normal(heads, batch, rows, head_dim),
+        normal(heads, batch, rows, head_dim),
+        normal(heads, batch, rows, head_dim),
         features,
         padded,
         weights,
-        normal(batch, heads, rows, head_dim),
+        normal(heads, batch, rows, head_dim),
     )
 
 
-def share(x_BHSE: Tensor, layout: RowLayout, cp_rank: int) -> Tensor:
+def share(x_HBSE: Tensor, layout: RowLayout, cp_rank: int) -> Tensor:
     """Rows of one rank, padded with zeros to R."""
-    full = functional.pad(x_BHSE, (0, 0, 0, layout.padded_rows - layout.sequence_rows))
+    full = functional.pad(x_HBSE, (0, 0, 0, layout.padded_rows - layout.sequence_rows))
     rows = layout.rows_of(cp_rank)
     return full[:, :, rows.start : rows.stop].contiguous()
 

@@ -15,32 +15,32 @@ class DenseAttend:
 
     def __call__(
         self,
-        q_BHRE: Tensor,
-        k_BHRE: Tensor,
-        v_BHRE: Tensor,
+        q_HBRE: Tensor,
+        k_HBRE: Tensor,
+        v_HBRE: Tensor,
         bias: AttentionBias,
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
-        return self._attend(q_BHRE, k_BHRE, v_BHRE, block_of(bias, 0, drop), weights)
+        return self._attend(q_HBRE, k_HBRE, v_HBRE, block_of(bias, 0, drop), weights)
 
     def target(
         self,
-        q_BH1E: Tensor,
-        k_BHRE: Tensor,
-        v_BHRE: Tensor,
+        q_HB1E: Tensor,
+        k_HBRE: Tensor,
+        v_HBRE: Tensor,
         bias: AttentionBias,
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
-        return self._attend(q_BH1E, k_BHRE, v_BHRE, target_block_of(bias, drop), weights)
+        return self._attend(q_HB1E, k_HBRE, v_HBRE, target_block_of(bias, drop), weights)
 
     @staticmethod
     def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block, weights: BiasWeights) -> Tensor:
         logits = q @ k.transpose(-1, -2)
-        logits = logits + torch.einsum("bmrc,mh->bhrc", block.features, weights.channel)
-        logits = logits + weights.offset.view(1, -1, 1, 1) + _dense_token_bias(block, weights.token, logits.shape)
-        logits = logits.masked_fill(block.padded_keys[:, None, None, :], MASKED)
+        logits = logits + torch.einsum("mbrc,mh->hbrc", block.features, weights.channel)
+        logits = logits + weights.offset.view(-1, 1, 1, 1) + _dense_token_bias(block, weights.token, logits.shape)
+        logits = logits.masked_fill(block.padded_keys[None, :, None, :], MASKED)
         probabilities = torch.softmax(logits, dim=-1)
         if block.drop is not None:
             probabilities = probabilities * keep_mask(probabilities, block.drop)
@@ -48,7 +48,7 @@ class DenseAttend:
 
 
 def _dense_token_bias(block: Block, token_GH: Tensor, shape: torch.Size) -> Tensor:
-    """Bias of the global tokens [H, R, C], pair by pair: the mean of the vectors of the tokens that take part."""
+    """Bias of the global tokens [H, 1, R, C], pair by pair: the mean of the vectors of the tokens that take part."""
     rows, columns = shape[2], shape[3]
     row_of, column_of = _token_of(block.row_tokens, rows), _token_of(block.column_tokens, columns)
     share = np.zeros((token_GH.shape[0], rows, columns))
@@ -57,7 +57,7 @@ def _dense_token_bias(block: Block, token_GH: Tensor, shape: torch.Size) -> Tens
             ends = [end for end in (row_of[r], column_of[c]) if end is not None]
             for end in ends:
                 share[end, r, c] += 1 / len(ends)
-    return torch.einsum("gh,grc->hrc", token_GH, torch.from_numpy(share).to(token_GH.dtype))
+    return torch.einsum("gh,grc->hrc", token_GH, torch.from_numpy(share).to(token_GH.dtype)).unsqueeze(1)
 
 
 def _token_of(place: TokenRows, size: int) -> list[int | None]:

@@ -43,32 +43,32 @@ class Attend(Protocol):
 
     def __call__(
         self,
-        q_BHRE: Tensor,
-        k_BHRE: Tensor,
-        v_BHRE: Tensor,
+        q_HBRE: Tensor,
+        k_HBRE: Tensor,
+        v_HBRE: Tensor,
         bias: AttentionBias,
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
-        """Outputs [B, H, R, E] for the queries of this rank; q is already divided by sqrt(E)."""
+        """Outputs [H, B, R, E] for the queries of this rank; q is already divided by sqrt(E)."""
         ...
 
     def target(
         self,
-        q_BH1E: Tensor,
-        k_BHRE: Tensor,
-        v_BHRE: Tensor,
+        q_HB1E: Tensor,
+        k_HBRE: Tensor,
+        v_HBRE: Tensor,
         bias: AttentionBias,
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
-        """Output [B, H, 1, E] of row 0 alone; ranks that do not own row 0 pass any q of that shape."""
+        """Output [H, B, 1, E] of row 0 alone; ranks that do not own row 0 pass any q of that shape."""
         ...
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block of the score matrix: channels [B, M, R, C], padded keys [B, C], the tokens' rows and columns."""
+    """One block of the score matrix: channels [M, B, R, C], padded keys [B, C], the tokens' rows and columns."""
 
     features: Tensor
     padded_keys: Tensor
@@ -116,22 +116,25 @@ class BlockKernel:
     """Forward and backward of one block in plain torch; softmax statistics in float32 (float64 for float64)."""
 
     def scores(self, q: Tensor, k: Tensor, block: Block, weights: BiasWeights) -> Tensor:
-        """Biased, masked scores [B, H, R, C] in the statistics' dtype."""
-        batch, heads, rows, _ = q.shape
+        """Biased, masked scores [H, B, R, C] in the statistics' dtype."""
+        heads, batch, rows, _ = q.shape
         columns = k.shape[2]
         stats = _statistics_dtype(q.dtype)
-        scores = (q @ k.transpose(-1, -2)).to(stats)
-        flat = block.features.reshape(batch, -1, rows * columns)
-        bias = weights.channel.to(flat.dtype).T @ flat
-        scores += bias.view(batch, heads, rows, columns)
-        scores += weights.offset.to(stats).view(1, heads, 1, 1)
+        # Heads outermost: one product of [H, M] with all channels of the block, into which q k^T is then added.
+        flat = block.features.reshape(block.features.shape[0], -1)
+        scores = (weights.channel.to(flat.dtype).T @ flat).to(stats).add_(weights.offset.to(stats).unsqueeze(-1))
+        scores = scores.view(heads, batch, rows, columns)
+        if q.dtype == stats:
+            scores.view(heads * batch, rows, columns).baddbmm_(q.flatten(0, 1), k.flatten(0, 1).transpose(-1, -2))
+        else:
+            scores += q @ k.transpose(-1, -2)
         for patch in _token_patches(block, rows, columns):
-            by_head = weights.token[patch.tokens].to(stats).T * patch.share
+            by_head = weights.token[patch.tokens].to(stats).T.unsqueeze(1) * patch.share
             scores[:, :, patch.rows, patch.columns] += by_head.unsqueeze(-1 if patch.tokens_are_rows else -2)
-        return scores.masked_fill_(block.padded_keys.view(batch, 1, 1, columns), MASKED)
+        return scores.masked_fill_(block.padded_keys.view(1, batch, 1, columns), MASKED)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, block: Block, weights: BiasWeights) -> tuple[Tensor, Tensor]:
-        """Normalised output of this block alone [B, H, R, E] and its log-sum-exp [B, H, R]."""
+        """Normalised output of this block alone [H, B, R, E] and its log-sum-exp [H, B, R]."""
         scores = self.scores(q, k, block, weights)
         top = scores.amax(dim=-1, keepdim=True)
         scores.sub_(top).exp_()
@@ -158,7 +161,7 @@ class BlockKernel:
         With P = exp(scores - lse) over the whole row and delta = rowsum(grad_out * out):
         dV = P^T dO, dS = P (dO V^T - delta), dQ = dS K, dK = dS^T Q (FlashAttention, with the bias inside S).
         """
-        batch, heads, rows, _ = q.shape
+        heads, _, rows, _ = q.shape
         prob = self.scores(q, k, block, weights).sub_(lse.unsqueeze(-1)).exp_()
         grad_prob = (grad_out @ v.transpose(-1, -2)).to(prob.dtype)
         dropped = prob
@@ -168,13 +171,12 @@ class BlockKernel:
             grad_prob *= keep
         grad_v = dropped.to(v.dtype).transpose(-1, -2) @ grad_out.to(v.dtype)
         grad_scores = grad_prob.sub_(delta.unsqueeze(-1)).mul_(prob)
-        flat_features = block.features.reshape(batch, -1, rows * k.shape[2])
-        flat_grads = grad_scores.view(batch, heads, -1)
-        grad_channel = (flat_features @ flat_grads.to(flat_features.dtype).transpose(-1, -2)).sum(dim=0)
+        flat = block.features.reshape(block.features.shape[0], -1)
+        grad_channel = flat @ grad_scores.view(heads, -1).to(flat.dtype).T
         grad_token = torch.zeros_like(weights.token, dtype=prob.dtype)
         for patch in _token_patches(block, rows, k.shape[2]):
             other = 3 if patch.tokens_are_rows else 2
-            by_head = grad_scores[:, :, patch.rows, patch.columns].sum(dim=(0, other))
+            by_head = grad_scores[:, :, patch.rows, patch.columns].sum(dim=(1, other))
             grad_token[patch.tokens] += by_head.T * patch.share
         narrow = grad_scores.to(q.dtype)
         return BlockGrads(
@@ -182,7 +184,7 @@ class BlockKernel:
             k=narrow.transpose(-1, -2) @ q,
             v=grad_v,
             channel=grad_channel,
-            offset=grad_scores.sum(dim=(0, 2, 3)),
+            offset=grad_scores.sum(dim=(1, 2, 3)),
             token=grad_token,
         )
 
@@ -222,10 +224,16 @@ def _parts(place: TokenRows, size: int) -> list[tuple[slice, float]]:
 
 
 def keep_mask(like: Tensor, drop: Drop) -> Tensor:
-    """Dropout factors 0 or 1/(1-p) of one block, drawn again from the same key in the backward."""
+    """Dropout factors 0 or 1/(1-p) of one block, drawn again from the same key in the backward.
+
+    Four 16-bit draws come out of each 64-bit one, so p is rounded to a multiple of 2^-16.
+    """
     generator = torch.Generator(device=like.device).manual_seed(drop.seed)
-    keep = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32) >= drop.probability
-    return keep.to(like.dtype).mul_(1 / (1 - drop.probability))
+    words = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=like.device)
+    words.random_(-(2**63), None, generator=generator)
+    draws = words.view(torch.int16)[: like.numel()].view(like.shape)
+    dropped = round(drop.probability * 2**16)
+    return (draws >= dropped - 2**15).to(like.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 class _LocalAttention(torch.autograd.Function):
@@ -260,24 +268,24 @@ class LocalAttend:
 
     def __call__(
         self,
-        q_BHRE: Tensor,
-        k_BHRE: Tensor,
-        v_BHRE: Tensor,
+        q_HBRE: Tensor,
+        k_HBRE: Tensor,
+        v_HBRE: Tensor,
         bias: AttentionBias,
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
-        out: Tensor = _LocalAttention.apply(q_BHRE, k_BHRE, v_BHRE, *weights, block_of(bias, 0, drop))  # type: ignore[no-untyped-call]
+        out: Tensor = _LocalAttention.apply(q_HBRE, k_HBRE, v_HBRE, *weights, block_of(bias, 0, drop))  # type: ignore[no-untyped-call]
         return out
 
     def target(
         self,
-        q_BH1E: Tensor,
-        k_BHRE: Tensor,
-        v_BHRE: Tensor,
+        q_HB1E: Tensor,
+        k_HBRE: Tensor,
+        v_HBRE: Tensor,
         bias: AttentionBias,
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
-        out: Tensor = _LocalAttention.apply(q_BH1E, k_BHRE, v_BHRE, *weights, target_block_of(bias, drop))  # type: ignore[no-untyped-call]
+        out: Tensor = _LocalAttention.apply(q_HB1E, k_HBRE, v_HBRE, *weights, target_block_of(bias, drop))  # type: ignore[no-untyped-call]
         return out

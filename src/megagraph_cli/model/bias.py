@@ -66,7 +66,7 @@ class TokenRows:
 class AttentionBias:
     """What attention needs of one micro-batch on one rank, built once per micro-batch and stage.
 
-    ``features`` [P, B, M, R, R]: channels of this rank's rows against the columns of each owner;
+    ``features`` [P, M, B, R, R]: channels of this rank's rows against the columns of each owner;
     ``padded_keys`` bool [P, B, R]: columns that nobody may attend to; ``tokens`` the global tokens' places in each
     owner's block; ``cp_rank`` the block that is this rank's own; ``drop_seed`` the key of this micro-batch's
     dropout masks.
@@ -97,7 +97,7 @@ def build_bias(
         _fill_supers(features, topology, layout, cp_rank)
     if scale != 1.0:
         features *= scale
-    owned = features.view(batch, powers, layout.rows_per_rank, layout.cp, layout.rows_per_rank)
+    owned = features.view(powers, batch, layout.rows_per_rank, layout.cp, layout.rows_per_rank)
     return AttentionBias(
         features=owned.permute(3, 0, 1, 2, 4).contiguous(),
         padded_keys=_padded_keys(topology.real, layout),
@@ -122,9 +122,9 @@ def _fill_nodes(features: Tensor, topology: Topology, layout: RowLayout, cp_rank
         return
     adjacency_BNN = _adjacency(topology.node_bits, topology.node_scale, features.dtype)
     power = adjacency_BNN[:, first:last]
-    for channel in range(features.shape[1]):
-        features[:, channel, : last - first, : layout.num_nodes] = power
-        if channel + 1 < features.shape[1]:
+    for channel in range(features.shape[0]):
+        features[channel, :, : last - first, : layout.num_nodes] = power
+        if channel + 1 < features.shape[0]:
             power = power @ adjacency_BNN
 
 
@@ -138,15 +138,15 @@ def _fill_supers(features: Tensor, topology: Topology, layout: RowLayout, cp_ran
     power = torch.gather(coarse_BQQ, 2, thin)
     mine = slice(min(rows.start, columns), min(rows.stop, columns))
     supers = slice(min(max(rows.start, nodes), columns), min(max(rows.stop, nodes), columns))
-    for channel in range(features.shape[1]):
+    for channel in range(features.shape[0]):
         pairs = torch.gather(power, 1, place[:, :, None].expand(-1, -1, layout.num_super))
-        features[:, channel, : mine.stop - mine.start, nodes:columns] = pairs[:, mine]
+        features[channel, :, : mine.stop - mine.start, nodes:columns] = pairs[:, mine]
         local = slice(supers.start - rows.start, supers.stop - rows.start)
         if supers.stop > supers.start:
-            features[:, channel, local, :columns] = pairs[:, :, supers.start - nodes : supers.stop - nodes].transpose(
+            features[channel, :, local, :columns] = pairs[:, :, supers.start - nodes : supers.stop - nodes].transpose(
                 1, 2
             )
-        if channel + 1 < features.shape[1]:
+        if channel + 1 < features.shape[0]:
             power = coarse_BQQ @ power
 
 

@@ -68,10 +68,10 @@ class BiasedAttention(nn.Module):
 
     def _heads(self, x_BRD: Tensor) -> Tensor:
         batch, rows, _ = x_BRD.shape
-        return x_BRD.view(batch, rows, self.num_heads, self.head_dim).transpose(1, 2)
+        return x_BRD.reshape(batch, rows, self.num_heads, self.head_dim).permute(2, 0, 1, 3).contiguous()
 
-    def _merge(self, heads_BHRE: Tensor) -> Tensor:
-        merged: Tensor = self.out(heads_BHRE.transpose(1, 2).flatten(2))
+    def _merge(self, heads_HBRE: Tensor) -> Tensor:
+        merged: Tensor = self.out(heads_HBRE.permute(1, 2, 0, 3).flatten(2))
         return merged
 
 

@@ -24,7 +24,7 @@ class Kernel(Protocol):
     """One block of biased attention: what the model's kernel offers, with ``block`` and ``weights`` opaque here."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, block: Any, weights: Any) -> tuple[Tensor, Tensor]:
-        """Normalised output [B, H, R, E] and log-sum-exp [B, H, R] of one block."""
+        """Normalised output [H, B, R, E] and log-sum-exp [H, B, R] of one block."""
         ...
 
     def backward(
@@ -218,7 +218,7 @@ class RingCall:
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor], call: RingCall) -> Tensor:
-    """Biased attention of this rank's rows over the rows of all ranks of the ring: [B, H, R, E].
+    """Biased attention of this rank's rows over the rows of all ranks of the ring: [H, B, R, E].
 
     ``weights`` = (channel [M, H], offset [H], token [G, H]); gradients of all six tensors are this rank's share.
     """
@@ -229,6 +229,6 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, weights: tuple[Tensor, Tenso
 def ring_target_attention(
     q: Tensor, k: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor], call: RingCall
 ) -> Tensor:
-    """Attention of row 0 over the rows of all ranks: [B, H, 1, E], the same on each; q counts on rank 0 only."""
+    """Attention of row 0 over the rows of all ranks: [H, B, 1, E], the same on each; q counts on rank 0 only."""
     out: Tensor = _TargetAttention.apply(q, k, v, *weights, call)  # type: ignore[no-untyped-call]
     return out

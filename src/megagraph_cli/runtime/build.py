@@ -55,26 +55,26 @@ class RingAttend:
 
     def __call__(
         self,
-        q_BHRE: Tensor,
-        k_BHRE: Tensor,
-        v_BHRE: Tensor,
+        q_HBRE: Tensor,
+        k_HBRE: Tensor,
+        v_HBRE: Tensor,
         bias: AttentionBias,
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
-        return ring_attention(q_BHRE, k_BHRE, v_BHRE, weights, self._call(bias, drop))
+        return ring_attention(q_HBRE, k_HBRE, v_HBRE, weights, self._call(bias, drop))
 
     def target(
         self,
-        q_BH1E: Tensor,
-        k_BHRE: Tensor,
-        v_BHRE: Tensor,
+        q_HB1E: Tensor,
+        k_HBRE: Tensor,
+        v_HBRE: Tensor,
         bias: AttentionBias,
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
         call = RingCall(self._ring, BlockKernel(), lambda _: target_block_of(bias, drop), BiasWeights)
-        return ring_target_attention(q_BH1E, k_BHRE, v_BHRE, weights, call)
+        return ring_target_attention(q_HB1E, k_HBRE, v_HBRE, weights, call)
 
 
 def make_attend(mesh: Mesh) -> Attend:
