@@ -49,18 +49,21 @@ def makespan(forward: list[float], backward: list[float], transfer: float, count
         return [("F", m) for m in range(warm)] + steady + [("B", m) for m in range(count - warm, count)]
 
     queues = [queue(stage) for stage in range(pp)]
-    place = [{piece: i for i, piece in enumerate(pieces)} for pieces in queues]
-
-    @cache
-    def end(stage: int, i: int) -> float:
-        kind, m = queues[stage][i]
-        ready = end(stage, i - 1) if i else 0.0
-        source = stage - 1 if kind == "F" else stage + 1
-        if 0 <= source < pp:
-            ready = max(ready, end(source, place[source][kind, m])) + transfer
-        return ready + (forward[stage] if kind == "F" else backward[stage])
-
-    return max(end(stage, 2 * count - 1) for stage in range(pp))
+    end: dict[tuple[str, int, int], float] = {}
+    clock, done = [0.0] * pp, [0] * pp
+    while len(end) < 2 * pp * count:
+        for stage in range(pp):
+            while done[stage] < 2 * count:
+                kind, m = queues[stage][done[stage]]
+                source = stage - 1 if kind == "F" else stage + 1
+                if 0 <= source < pp:
+                    if (kind, source, m) not in end:
+                        break
+                    clock[stage] = max(clock[stage], end[kind, source, m]) + transfer
+                clock[stage] += forward[stage] if kind == "F" else backward[stage]
+                end[kind, stage, m] = clock[stage]
+                done[stage] += 1
+    return max(clock)
 
 
 class Oracle:
@@ -81,12 +84,16 @@ class Oracle:
         self.layer_parameters = 4 * (d * d + d) + powers * heads + heads + 4 * d + d * f + f + f * d + d
         self.head_parameters = 2 * d + d * graph["classes"] + graph["classes"]
         self.shared_parameters = tokens * powers
+        # Splits share their stages: each stage's figures are worked out once.
+        self.seconds = cache(self._seconds)
+        self.tail = cache(self._tail)
+        self.peak = cache(self._peak)
 
     def term(self, quantity: str, **values: float) -> float:
         found = self.terms[quantity]
         return sum(found.get(name.replace("__", "."), 0.0) * value for name, value in values.items())
 
-    def seconds(self, quantity: str, b: int, r: int, cp: int, middle: int, first: bool, last: bool) -> float:
+    def _seconds(self, quantity: str, b: int, r: int, cp: int, middle: int, first: bool, last: bool) -> float:
         t, a, h = b * r, b * r * r * cp, cp - 1
         ring = 1 if cp > 1 else 0
         total = self.term(quantity, stage__call=1, stage__sequences=b, stage__rows=t, stage__channels=a)
@@ -111,7 +118,7 @@ class Oracle:
         ring = 2 * hops * size / group
         return self.term("all_reduce_s", call=1, hop=hops, bytes=ring, contention_bytes=hops * size)
 
-    def tail(self, layers: int, first: bool, last: bool, pp: int, dp: int, cp: int) -> float:
+    def _tail(self, layers: int, first: bool, last: bool, pp: int, dp: int, cp: int) -> float:
         size = self.weights(layers, first, last)
         total = self.term("optimizer_s", optimizer__call=1, optimizer__bytes=size)
         total += self.all_reduce(size, dp * cp) + self.all_reduce(4 * self.shared_parameters, pp)
@@ -138,7 +145,7 @@ class Oracle:
             values["ring_rows"] = t
         return self.term(quantity, **{f"{module}__{name}": value for name, value in values.items()})
 
-    def peak(self, b: int, r: int, cp: int, layers: int, first: bool, last: bool, count: int, held: int) -> int:
+    def _peak(self, b: int, r: int, cp: int, layers: int, first: bool, last: bool, count: int, held: int) -> int:
         middle = layers - last
         weights = self.weights(layers, first, last)
         modules = self.saved(b, r, cp, middle, first, last)
