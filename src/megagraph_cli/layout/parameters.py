@@ -1,4 +1,4 @@
-"""Parameter counts of each part of the model (paper.md, "Parameters"): what the runtime builds, the cost model weighs."""
+"""Parameter counts of each part of the model (paper.md, "Parameters"): what is built and what is weighed."""
 
 from __future__ import annotations
 
