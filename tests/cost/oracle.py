@@ -184,7 +184,7 @@ class Oracle:
         ]
         peak = max(peaks)
         need = peak + math.ceil(self.terms["margin"]["relative"] * peak) + self.machine["overhead_bytes"]
-        return Answer(max(step, host), peak, need, pp, dp, cp, count, schedule, split)
+        return Answer(step + host, peak, need, pp, dp, cp, count, schedule, split)
 
     def plans(self, gpus: int) -> Iterator[Answer]:
         """Every plan on ``gpus`` workers."""

@@ -69,14 +69,16 @@ def test_the_planted_truth_is_the_forecast(predictor: Predictor) -> None:
     one = layers + truth.forward_s("input", 0, b, rows, 1) + truth.forward_s("head", 0, b, rows, 1)
     size = 4 * predictor.workload.parameters().of_model(12)
     expected = 4 * one * (1 + truth.backward_factor) + truth.optimizer_call_s + truth.optimizer_byte_s * size
+    expected += 256 * (truth.construct_target_s + truth.gather_target_s)  # the cores that compute build the batch
     assert forecast.step_s == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_starved_step_waits_for_its_batch() -> None:
     slow = planted.Planted(construct_target_s=1.0)
     work = planted.workload(4, 256)
-    predictor = Predictor(fit(planted.profile(slow, work=work)), work)
-    forecast = predictor.forecast(Setting(ParallelDims(1, 2, 1), 1, "gpipe"), (4,))
+    model = fit(planted.profile(slow, work=work))
+    model = model.model_copy(update={"machine": model.machine.model_copy(update={"device": "cuda"})})
+    forecast = Predictor(model, work).forecast(Setting(ParallelDims(1, 2, 1), 1, "gpipe"), (4,))
     assert forecast.step_s == pytest.approx(128 * (1.0 + slow.gather_target_s), rel=1e-6)
 
 

@@ -43,11 +43,11 @@ class Forecast(Part):
 
 
 class SearchCounts(Part):
-    """``max_gap``: the most, as a fraction, by which another plan may be faster; 0 where the optimum is proven."""
+    """``max_gap``: the largest fraction by which another plan may be faster; left out where there is none."""
 
     num_candidates: int = Field(ge=0)
     num_feasible: int = Field(ge=0)
-    max_gap: float = Field(default=0.0, ge=0, lt=1)
+    max_gap: float = Field(default=0.0, ge=0, lt=1, exclude_if=lambda gap: gap == 0.0)
 
 
 class Extrapolation(Part):

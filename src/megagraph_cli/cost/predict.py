@@ -140,7 +140,10 @@ class Predictor:
         return held * self.workload.itemsize_bytes
 
     def tail_s(self, setting: Setting, role: Role, layers: Array) -> Array:
-        """Seconds after the pipeline: gradients summed over dp x cp, shared ones over pp, the norm, the optimizer."""
+        """Seconds after the pipeline: gradients summed over dp x cp, shared ones over pp, the norm, the optimizer.
+
+        On a CPU also those of the next batch's construction.
+        """
         dims = setting.dims
         held = self.parameters_bytes(role, layers)
         regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held))
@@ -152,7 +155,14 @@ class Predictor:
             total = total + self._all_reduce_s(shared, dims.pp)
         if dims.size > 1:
             total = total + self._all_reduce_s(SUMMARY_BYTES, dims.size)
+        if self.host_shares_cores:
+            total = total + self.host_s(setting)
         return np.asarray(total, dtype=float) + np.zeros(len(layers))
+
+    @property
+    def host_shares_cores(self) -> bool:
+        """On a CPU the next batch is built by the cores that compute this one: overlap hides none of it."""
+        return self.cost_model.machine.device == "cpu"
 
     def _all_reduce_s(self, message_bytes: object, group_size: int) -> object:
         regressors = all_reduce_regressors(message_bytes, group_size)
@@ -165,6 +175,10 @@ class Predictor:
         construct = evaluate(self.terms, "construct_s", regressors, remedy=self.remedy())
         gather = evaluate(self.terms, "gather_s", regressors, remedy=self.remedy())
         return float(construct + gather)
+
+    def _floor_s(self, setting: Setting) -> float:
+        """What a step cannot undercut where the host works beside the device: the construction of its batch."""
+        return 0.0 if self.host_shares_cores else self.host_s(setting)
 
     def memory(self, setting: Setting, stage: int, layers: Array) -> RoleMemory:
         """Bytes of a stage by phase and term, for each number of layers."""
@@ -205,7 +219,7 @@ class Predictor:
             tail_s=tuple(times[role][2] for role in roles),
             peak_bytes=tuple(peak for peak, _ in sizes),
             need_bytes=tuple(need for _, need in sizes),
-            host_s=self.host_s(setting),
+            host_s=self._floor_s(setting),
         )
 
     def _role_times(self, setting: Setting, role: Role, layers: Array, transfer_s: float) -> tuple[Array, Array, Array]:
@@ -230,7 +244,7 @@ class Predictor:
             tails.append(float(self.tail_s(setting, role, layers)[0]))
             stages_bytes.append(self.memory(setting, stage, layers).at_peak())
         timeline = simulate(forward, backward, transfer_s, count, setting.schedule)
-        step_s = max(timeline.makespan_s + max(tails), self.host_s(setting))
+        step_s = max(timeline.makespan_s + max(tails), self._floor_s(setting))
         busy = [
             count * (f + b) + tail
             for f, b, tail in zip(*with_receives(forward, backward, transfer_s), tails, strict=True)

@@ -11,11 +11,9 @@ from typing import Generic, Self, TypeVar
 
 Batch = TypeVar("Batch")
 
-_POLL_S = 0.1
-
 
 class Prefetcher(Generic[Batch]):
-    """Iterates over ``build(0), build(1), ... build(count - 1)``, at most ``depth`` batches ahead.
+    """Iterates over ``build(0), build(1), ... build(count - 1)``, at most ``depth`` batches ahead of the consumer.
 
     ``stall_s`` is the time the consumer waited for a batch. An exception inside ``build`` is raised to the
     consumer with its own cause. Use it as a context manager: leaving it stops the thread.
@@ -24,7 +22,8 @@ class Prefetcher(Generic[Batch]):
     def __init__(self, build: Callable[[int], Batch], count: int, depth: int = 2) -> None:
         self._build = build
         self._count = count
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=depth)
+        self._ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self._room = threading.Semaphore(depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
         self.stall_s = 0.0
@@ -37,6 +36,7 @@ class Prefetcher(Generic[Batch]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        self._room.release()
         self._thread.join()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -44,25 +44,19 @@ class Prefetcher(Generic[Batch]):
             start = time.perf_counter()
             item = self._ready.get()
             self.stall_s += time.perf_counter() - start
+            self._room.release()
             if isinstance(item, BaseException):
                 raise item
             yield item
 
     def _work(self) -> None:
         for index in range(self._count):
-            try:
-                item: Batch | BaseException = self._build(index)
-            except BaseException as error:  # handed to the consumer, which raises it
-                item = error
-            if not self._hand_over(item) or isinstance(item, BaseException):
+            # Room is taken before a batch is built: one that is built and waits for room would be one too many.
+            self._room.acquire()
+            if self._stop.is_set():
                 return
-
-    def _hand_over(self, item: Batch | BaseException) -> bool:
-        """Put the item in the queue; False when the consumer has left."""
-        while not self._stop.is_set():
             try:
-                self._ready.put(item, timeout=_POLL_S)
-                return True
-            except queue.Full:
-                continue
-        return False
+                self._ready.put(self._build(index))
+            except BaseException as error:  # handed to the consumer, which raises it
+                self._ready.put(error)
+                return

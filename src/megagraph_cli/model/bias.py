@@ -91,7 +91,7 @@ def build_bias(
 ) -> AttentionBias:
     """Channels and masks of this rank's rows; the products are over whole sequences, so no plan changes their order."""
     batch = topology.node_bits.shape[0]
-    features = topology.node_scale.new_zeros((batch, powers, layout.rows_per_rank, layout.padded_rows), dtype=dtype)
+    features = topology.node_scale.new_zeros((powers, batch, layout.rows_per_rank, layout.padded_rows), dtype=dtype)
     _fill_nodes(features, topology, layout, cp_rank)
     if layout.num_super:
         _fill_supers(features, topology, layout, cp_rank)

@@ -78,12 +78,14 @@ class RingAttend:
 
 
 def make_attend(mesh: Mesh) -> Attend:
+    """The Attend of this rank: local where every row lives here, else the ring."""
     if mesh.dims.cp == 1:
         return LocalAttend()
     return RingAttend(Ring(mesh.cp, mesh.place.cp, mesh.dims.cp))
 
 
 def model_shape(workload: Workload) -> ModelShape:
+    """Sizes of the model that a workload with a prepared graph trains."""
     graph, model = workload.graph, workload.model
     assert graph is not None
     use_features, use_table = embedding_inputs(model.embedding, graph.features)
@@ -205,6 +207,7 @@ def build_stage(
 
 
 def make_stage(order: Order, workload: Workload, mesh: Mesh, device: torch.device) -> Stage:
+    """This rank's layers with their initial weights, on its device."""
     stage = Stage(
         model_shape(workload),
         order.layers_of(mesh.place.pp),
@@ -219,6 +222,7 @@ def make_stage(order: Order, workload: Workload, mesh: Mesh, device: torch.devic
 def make_pipeline(
     runner: StageRunner, order: Order, workload: Workload, mesh: Mesh, device: torch.device, microbatch_size: int
 ) -> Pipeline:
+    """Micro-batches one after another with one stage, else the schedule of the order."""
     if mesh.dims.pp == 1:
         return SingleStage(runner, order.num_microbatches, runner.loss)
     assert workload.graph is not None
@@ -240,6 +244,7 @@ def make_pipeline(
 def make_builder(
     workload: Workload, graph: Graph, mesh: Mesh, num_microbatches: int, microbatch_size: int, threads: int
 ) -> BatchBuilder:
+    """Builds the batches of this rank's replica; ranks of the first stage also gather what they embed."""
     assert workload.graph is not None
     use_features, _ = embedding_inputs(workload.model.embedding, workload.graph.features)
     return BatchBuilder(

@@ -122,7 +122,8 @@ class Probe:
         if self.kind == "head":
             assert runner.stage.head is not None
             return runner.loss(runner.stage.head(self.inputs), index)
-        return runner(self.inputs, index)
+        output: Tensor = runner(self.inputs, index)
+        return output
 
     def backward(self, out: Tensor) -> None:
         if self._gradient is None or self._gradient.shape != out.shape:

@@ -140,6 +140,7 @@ class Profiler:
 
 
 def main(worker: Worker, values: dict[str, Any]) -> None:
+    """Measure everything that ``fit`` needs and write the profile (rank 0)."""
     job = ProfileJob.model_validate(values, strict=False)
     dataset = job.workload.dataset
     graph = open_graph(job.graph_path)

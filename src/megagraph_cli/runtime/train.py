@@ -270,6 +270,7 @@ def _mesh_of(plan: Plan, worker: Worker) -> Mesh:
 
 
 def main(worker: Worker, values: dict[str, Any]) -> None:
+    """Train under the plan of a job, from the start or from the last checkpoint."""
     job = TrainJob.model_validate(values)
     trainer = make_trainer(worker, job)
     if job.resume:
