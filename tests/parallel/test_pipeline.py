@@ -1,0 +1,131 @@
+"""Micro-batches through stages: gradients and outputs of the whole, in order, under every schedule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megagraph_cli.layout.schedules import SCHEDULES, Work
+from megagraph_cli.parallel.pipeline import Pipeline, SingleStage, Staged
+from tests.ranks import run_ranks
+
+HIDDEN, ROWS, BATCH, CLASSES, NUM_MICROBATCHES = 4, 3, 2, 5, 4
+# float64; sums of at most 24 terms of size about 1 in another order.
+TOLERANCE = 1e-13
+
+
+class Part(nn.Module):
+    """Some linear layers; the first part makes x from the micro-batch's number, the last reads row 0."""
+
+    def __init__(self, layers: range, count: int, log: list[Work]) -> None:
+        super().__init__()
+        self.first, self.last = layers.start == 0, layers.stop == count
+        self.layers = nn.ModuleDict({str(i): nn.Linear(HIDDEN, HIDDEN) for i in layers}).to(torch.float64)
+        self.head = nn.Linear(HIDDEN, CLASSES).to(torch.float64) if self.last else None
+        self.log = log
+        for name, parameter in self.named_parameters():
+            generator = torch.Generator().manual_seed(sum(map(ord, name)))
+            parameter.data.normal_(generator=generator)
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        number = int(index)
+        self.log.append(Work("forward", number))
+        if self.first:
+            x = torch.randn(
+                BATCH, ROWS, HIDDEN, generator=torch.Generator().manual_seed(number), dtype=torch.float64
+            ).requires_grad_()
+        out = x
+        for layer in self.layers.values():
+            out = torch.tanh(layer(out))
+        if out.requires_grad:
+            out.register_hook(lambda _: self.log.append(Work("backward", number)))
+        return out if self.head is None else self.head(out[:, 0])
+
+
+def loss(output: Tensor, index: Tensor) -> Tensor:
+    """Another weight for each micro-batch, so that a mix-up shows."""
+    return (output.square().sum() * (1 + float(index))) / 8
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def whole(log: list[Work]) -> tuple[Part, Pipeline]:
+    module = Part(range(5), 5, log)
+    return module, SingleStage(module, NUM_MICROBATCHES, loss)
+
+
+def test_one_stage_accumulates_its_micro_batches_one_after_another() -> None:
+    log: list[Work] = []
+    module, pipeline = whole(log)
+    pipeline.step()
+    assert log == [Work(kind, i) for i in range(NUM_MICROBATCHES) for kind in ("forward", "backward")]  # type: ignore[arg-type]
+    got = gradients(module)
+    module.zero_grad()
+    total = sum((loss(module(torch.zeros(0), i), i) for i in torch.arange(NUM_MICROBATCHES)), torch.zeros(()))
+    total.backward()
+    for name, gradient in gradients(module).items():
+        assert float((got[name] - gradient).abs().max()) <= TOLERANCE * max(1.0, float(gradient.abs().max())), name
+
+
+def test_inference_gives_the_outputs_in_order_and_no_gradient() -> None:
+    module, pipeline = whole([])
+    outputs = pipeline.infer()
+    assert len(outputs) == NUM_MICROBATCHES
+    for number, output in enumerate(outputs):
+        assert not output.requires_grad
+        assert torch.equal(output, module(torch.zeros(0), torch.tensor([number])).detach())
+    assert not gradients(module)
+
+
+def staged(rank: int, schedule: str) -> tuple[dict[str, Tensor], list[Tensor], list[Work]]:
+    """Gradients after a step, inference's outputs, and the order of work, of this rank's stage; twice the same."""
+    log: list[Work] = []
+    module = Part((range(1), range(1, 5))[rank], 5, log)
+    pipeline = Staged(
+        module,
+        stage=rank,
+        num_stages=2,
+        group=dist.group.WORLD,  # type: ignore[arg-type]
+        schedule=schedule,
+        num_microbatches=NUM_MICROBATCHES,
+        loss=loss,
+        boundary=torch.empty(BATCH, ROWS, HIDDEN, dtype=torch.float64),
+        output=torch.empty(BATCH, CLASSES, dtype=torch.float64),
+    )
+    pipeline.step()
+    first, order = gradients(module), list(log)
+    outputs = [output.clone() for output in pipeline.infer()]
+    assert gradients(module).keys() == first.keys()
+    module.zero_grad()
+    pipeline.step()
+    for name, gradient in gradients(module).items():
+        assert torch.equal(gradient, first[name]), name
+    return first, outputs, order
+
+
+def both_schedules(rank: int) -> dict[str, tuple[dict[str, Tensor], list[Tensor], list[Work]]]:
+    return {schedule: staged(rank, schedule) for schedule in SCHEDULES}
+
+
+@pytest.mark.ranks
+def test_two_uneven_stages_equal_the_whole_under_every_schedule() -> None:
+    module, pipeline = whole([])
+    pipeline.step()
+    expected, outputs = gradients(module), pipeline.infer()
+    by_rank = run_ranks(2, both_schedules)
+    for schedule, entry in SCHEDULES.items():
+        got = by_rank[0][schedule][0] | by_rank[1][schedule][0]
+        assert got.keys() == expected.keys()
+        for name, gradient in expected.items():
+            scale = max(1.0, float(gradient.abs().max()))
+            assert float((got[name] - gradient).abs().max()) <= TOLERANCE * scale, (schedule, name)
+        assert by_rank[0][schedule][1] == []
+        for mine, theirs in zip(by_rank[1][schedule][1], outputs, strict=True):
+            assert float((mine - theirs).abs().max()) <= TOLERANCE
+        for stage in range(2):
+            # The layout's order is what the cost model simulates: it must be what really happens.
+            assert tuple(by_rank[stage][schedule][2]) == entry.order(stage, 2, NUM_MICROBATCHES), (schedule, stage)
