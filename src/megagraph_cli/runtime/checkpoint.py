@@ -7,6 +7,7 @@ renamed, so a folder under its final name is whole.
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,13 @@ def set_optimizer_step(train: TrainStep, step: int) -> None:
 def _read_part(path: Path) -> dict[str, Any]:
     try:
         held: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (OSError, RuntimeError, EOFError) as error:
-        raise MgraphError(
-            f"checkpoint file {path} is damaged ({error}); remove its folder to resume earlier"
-        ) from error
+        missing = [group for group in ("parameters", *MOMENTS) if group not in held]
+    except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
+        raise _damaged(path, "it cannot be read") from error
+    if missing:
+        raise _damaged(path, f"it has no {missing[0]}")
     return held
+
+
+def _damaged(path: Path, why: str) -> MgraphError:
+    return MgraphError(f"checkpoint file {path} is damaged ({why}); remove its folder to resume earlier")
