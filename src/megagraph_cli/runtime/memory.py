@@ -9,7 +9,7 @@ import torch
 from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.runtime.setup import Worker
-from megagraph_cli.units import MIB, ceil_mib, format_bytes
+from megagraph_cli.units import MIB, format_bytes
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+) (\w+)")
 _SCALE = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
@@ -43,7 +43,7 @@ def fitting_mib(plan: Plan, usable_bytes: int, needed_bytes: int) -> int:
     The plan's forecast was short by needed / predicted, so the limit shrinks by that factor.
     """
     short = max(1.0, needed_bytes / plan.predicted.peak_bytes) if plan.predicted else 1.0
-    return max(1, ceil_mib(int(usable_bytes / short)) - (0 if usable_bytes % MIB == 0 else 1))
+    return max(1, int(usable_bytes / short) // MIB)
 
 
 def _device_figures(device: torch.device) -> tuple[int, int, int, int]:
