@@ -71,7 +71,10 @@ class TrainStep:
 def learning_rate(
     step: int, *, steps_per_epoch: int, epochs: int, lr: float, end_lr: float, warmup_epochs: float
 ) -> float:
-    """Linear warm-up over ``warmup_epochs``, then linear decay to ``end_lr`` at the last step; ``step`` from 0."""
+    """Linear warm-up over ``warmup_epochs``, then linear decay that meets ``end_lr`` when the last step is done.
+
+    ``step`` counts from 0.
+    """
     total = steps_per_epoch * epochs
     warm_up = min(round(warmup_epochs * steps_per_epoch), total)
     if step < warm_up:
