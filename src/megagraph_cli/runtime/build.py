@@ -133,10 +133,11 @@ class StageRunner(nn.Module):
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
         number = int(index)
         batch = self.inbox[number]
-        seed = self._drop_seed(number)
-        if self.training:
-            torch.manual_seed(seed)
         model = self._workload.model
+        seed = 0
+        if self.training and max(model.dropout, model.attention_dropout, model.input_dropout) > 0:
+            seed = self._drop_seed(number)
+            torch.manual_seed(seed)
         bias = build_bias(
             batch.topology,
             self._layout,
