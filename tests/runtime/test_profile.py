@@ -1,0 +1,117 @@
+"""The profile: which sizes it takes, and that what it measured is whole and consistent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from megagraph_cli.artifacts.profile import ComputeSample, Profile
+from megagraph_cli.layout.parameters import ParameterCounts
+from megagraph_cli.runtime.profile import MESSAGE_BYTES, Grid
+
+
+@pytest.mark.parametrize(("batch_size", "largest"), [(1024, 10**6), (8192, 100), (1, 1), (5, 3), (16, 0)])
+@pytest.mark.parametrize("num_layers", [1, 2, 3, 16])
+@pytest.mark.parametrize("quick", [True, False])
+def test_sizes_fit_the_workload_and_tell_a_constant_from_a_slope(
+    batch_size: int, largest: int, num_layers: int, quick: bool
+) -> None:
+    grid = Grid.of(batch_size, num_layers, quick=quick, largest=largest)
+    top = max(1, min(batch_size, largest))
+    assert max(grid.microbatches) == max(grid.targets) == top
+    assert min(grid.microbatches) == max(1, top // (8 if quick else 16))
+    assert list(grid.microbatches) == sorted(set(grid.microbatches))
+    assert len(grid.microbatches) >= 2 or top == 1
+    # The last layer of a model is another module: a run of middle layers is at most one shorter than the model.
+    assert grid.layers[0] == 1
+    assert max(grid.layers) <= max(1, num_layers - 1)
+    assert set(grid.messages) <= set(MESSAGE_BYTES)
+    assert min(grid.messages) <= 2**10
+    assert max(grid.messages) >= 2**22
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Profile:
+    """``mgraph profile --quick`` of a small model on the built-in graph with one worker."""
+    folder = tmp_path_factory.mktemp("profile")
+    sets = ["model.num_layers=3", "model.hidden_dim=8", "model.num_heads=2", "model.ffn_dim=8", "batch.batch_size=64"]
+    command = [sys.executable, "-m", "megagraph_cli.cli", "profile", "--quick", "--dataset", "demo", "--gpus", "1"]
+    command += [part for pair in sets for part in ("--set", pair)]
+    done = subprocess.run(
+        [*command, "--device", "cpu"],
+        cwd=folder,
+        env=environment | {"MGRAPH_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Profile.load(folder / "profile.json")
+
+
+def of_module(counts: ParameterCounts, sample: ComputeSample) -> int:
+    """Parameters of what was measured; every probe holds the tokens' channels as a stage does."""
+    own = {"input": counts.input, "head": counts.head, "last_layer": counts.layer}
+    return counts.shared + own.get(sample.module, sample.num_layers * counts.layer)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_quick_profile_measures_every_module_at_every_size(profile: Profile) -> None:
+    modules = {(s.module, s.num_layers) for s in profile.compute if s.module != "optimizer"}
+    assert modules == {("layer", 1), ("layer", 2), ("last_layer", 1), ("input", 0), ("head", 0)}
+    sizes = {(s.module, s.num_layers, s.microbatch_size) for s in profile.compute if s.module != "optimizer"}
+    assert len(sizes) == len(modules) * len({s.microbatch_size for s in profile.compute if s.module != "optimizer"})
+    assert {s.num_layers for s in profile.compute if s.module == "optimizer"} == {1, 2, 8}
+    assert {s.op for s in profile.host} == {"construct", "gather"}
+    assert profile.comm == []  # one worker sends nothing
+    assert profile.machine.num_devices == 1
+    assert 0 < profile.machine.overhead_bytes < profile.machine.memory_bytes
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_times_are_positive_and_medians_of_what_was_sampled(profile: Profile) -> None:
+    for sample in profile.compute:
+        assert len(sample.samples_s) == 3
+        assert sample.forward_s == sorted(pair[0] for pair in sample.samples_s)[1]
+        assert sample.backward_s == sorted(pair[1] for pair in sample.samples_s)[1]
+        assert sample.backward_s > 0
+        assert (sample.forward_s > 0) == (sample.module != "optimizer")
+    for host in profile.host:
+        assert host.time_s > 0
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_memory_is_whole_and_consistent(profile: Profile) -> None:
+    counts = profile.workload.parameters()
+    itemsize = profile.workload.itemsize_bytes
+    for sample in profile.compute:
+        memory = sample.memory
+        assert memory["parameters"] == of_module(counts, sample) * itemsize, sample.module
+        if sample.module == "optimizer":
+            assert memory.keys() == {"parameters", "backward_peak"}
+            continue
+        assert memory.keys() == {"parameters", "saved", "forward_peak", "backward_peak", "batch"}
+        assert 0 < memory["saved"] <= memory["forward_peak"], sample
+        assert memory["backward_peak"] >= 0
+        assert (memory["batch"] > 0) == (sample.module != "head")
+        if sample.module in ("input", "layer"):
+            out_bytes = sample.microbatch_size * sample.rows * profile.workload.model.hidden_dim * itemsize
+            assert memory["saved"] >= out_bytes, sample
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_what_a_layer_saves_grows_with_the_micro_batch_and_with_layers(profile: Profile) -> None:
+    """Twice the sequences save twice the bytes, whatever their number; two layers save more than one."""
+    saved = {(s.num_layers, s.microbatch_size): s.memory["saved"] for s in profile.compute if s.module == "layer"}
+    smallest, *_, top = sorted({size for _, size in saved})
+    for layers in (1, 2):
+        slope = (saved[layers, top] - saved[layers, smallest]) / (top - smallest)
+        assert abs(saved[layers, top] / top - slope) <= 0.01 * slope
+    assert saved[2, top] > saved[1, top]
