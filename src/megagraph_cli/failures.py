@@ -20,6 +20,7 @@ PlaceOf = Callable[[int], Place]
 _REPORT = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+) \(pid: \d+\)")
 # Signals that often only echo another rank's end: torchrun's own takedown, and a collective's watchdog.
 _ECHOES = (signal.SIGTERM, signal.SIGABRT)
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class WorkerFailed(MgraphError):  # noqa: N818 (it says what happened, as the exit code does)
@@ -59,6 +60,19 @@ def find_failure(log_dir: Path, place_of: PlaceOf | None, *, killed_hanging: boo
     if ended:
         return _killed(ended[0], log_dir, place_of)
     return _errors_at_start(log_dir)
+
+
+def only_signalled(log_dir: Path) -> bool:
+    """Whether nothing but SIGTERM and SIGINT ended the ranks: no other end is reported, no reason of their own."""
+    root_cause, others = _torchrun_report(log_dir)
+    ended = ([root_cause] if root_cause else []) + others
+    errors = {error["rank"]: error for error in _error_files(log_dir)}
+    echoes = {rank for rank, error in errors.items() if _echoes_a_signal(error)}
+    return len(echoes) == len(errors) and all(-each.code in _STOPS or each.rank in echoes for each in ended)
+
+
+def _echoes_a_signal(error: dict[str, Any]) -> bool:
+    return bool(error.get("collective")) or error["exception"] == "KeyboardInterrupt"
 
 
 def clear_failures(log_dir: Path) -> None:

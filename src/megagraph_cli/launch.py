@@ -27,6 +27,7 @@ from megagraph_cli.failures import (
     find_failure,
     has_failures,
     launcher_log,
+    only_signalled,
 )
 from megagraph_cli.machine import threads_per_worker
 
@@ -127,7 +128,8 @@ def _attempt(spec: Launch) -> Outcome:
             watch.until_ended()
         finally:
             kill_all(process, mark)
-    if signals.count and (watch.killed or process.returncode == 0):
+    stopped = process.returncode == 0 or only_signalled(spec.log_dir)
+    if signals.count and (watch.killed or stopped):
         return Outcome(interrupted=True, killed=watch.killed)
     if process.returncode != 0:
         raise find_failure(spec.log_dir, spec.place_of, killed_hanging=watch.killed_hanging)
@@ -168,7 +170,15 @@ class _Watch:
             self._follow_signals()
             self._follow_failures()
             time.sleep(POLL_S)
+        self._await_orphans()
         self.spec.on_poll()
+
+    def _await_orphans(self) -> None:
+        """Let workers reach their step boundary although torchrun died of the signal that also reached us."""
+        while self.signals.count and not self.killed and _marked(self.mark):
+            self.spec.on_poll()
+            self._follow_signals()
+            time.sleep(POLL_S)
 
     def _follow_signals(self) -> None:
         if not self.signals.count:
@@ -182,7 +192,10 @@ class _Watch:
         self.killed = self.spec.stop_file is None or self.signals.count > 1 or out_of_time
 
     def _follow_failures(self) -> None:
-        if self._failing_since is None:
+        if self.signals.count and not has_failures(self.spec.log_dir):
+            # A signal to the whole process tree makes torchrun close its workers: that is no failure of theirs.
+            self._failing_since = None
+        elif self._failing_since is None:
             self._failing_since = time.monotonic() if self._is_failing() else None
         elif time.monotonic() - self._failing_since > self.spec.failing_s and not self.killed_hanging:
             # The workers alone: torchrun then writes its report, which names the rank that failed first.
@@ -239,9 +252,9 @@ def _counted_signals() -> Iterator[_Signals]:
 
 def kill_all(process: subprocess.Popen[bytes], mark: str) -> None:
     """End torchrun and all that it started: SIGTERM, after five seconds SIGKILL. Does nothing where none is left."""
-    victims = [*_descendants(process), *_marked(mark)]
-    if process.poll() is None:
-        victims.append(psutil.Process(process.pid))
+    victims = _marked(mark)
+    if process.poll() is None:  # else its pid may be another's by now
+        victims += [*_descendants(process), psutil.Process(process.pid)]
     for victim in victims:
         _signal(victim, signal.SIGTERM)
     _, alive = psutil.wait_procs(victims, timeout=TERMINATE_S)

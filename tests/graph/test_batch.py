@@ -24,7 +24,7 @@ from megagraph_cli.graph.batch import (
 from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
 from megagraph_cli.layout.rows import RowLayout
 
-SPEC = SequenceSpec(num_sampled=6, num_super=2, rng_seed=4)
+SPEC = SequenceSpec(num_sampled=6, num_super=2, num_global=1, rng_seed=4)
 TARGETS = np.array([3, 39, 0, 7, -1, 12, 0, -1])  # 39 has no neighbour, 0 comes twice
 
 

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from megagraph_cli import __version__
 from megagraph_cli.errors import EXIT_STALE, EXIT_USAGE, MgraphError
 
+WITH_OUT = "give a writable place with --out"
+
 
 class Part(BaseModel):
     """A table inside an artifact: frozen, strictly typed, unknown keys refused."""
@@ -42,6 +44,8 @@ class Artifact(Part):
     SCHEMA: ClassVar[str]
     MADE_BY: ClassVar[str]
     """The command that writes it, named in error messages."""
+    WAY_OUT: ClassVar[str] = WITH_OUT
+    """What to do when it cannot be written."""
 
     schema_version: str = Field(alias="schema")
     mgraph_version: str = __version__
@@ -58,11 +62,16 @@ class Artifact(Part):
         """The same artifact with the right digest."""
         return self.model_copy(update={"digest": digest_of(self.canonical())})
 
-    def save(self, path: Path) -> Self:
-        """Write atomically with a right digest; nothing half-written is ever seen under ``path``."""
+    def save(self, path: Path, way_out: str | None = None) -> Self:
+        """Write atomically with a right digest; nothing half-written is ever seen under ``path``.
+
+        Raises MgraphError (exit 2) that advises ``way_out`` when the folder refuses.
+        """
         sealed = self.sealed()
         values = sealed.canonical() | {"digest": sealed.digest}
-        write_text(path, json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+        write_text(
+            path, json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", way_out or self.WAY_OUT
+        )
         return sealed
 
     def digest_matches(self) -> bool:
@@ -124,8 +133,11 @@ def read_json(path: Path, made_by: str) -> Any:
         raise MgraphError(f"{path} is not whole JSON ({error}); make it again with {made_by}") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to a temporary sibling and rename it; one sentence (exit 2) when the folder refuses."""
+def write_text(path: Path, text: str, way_out: str = WITH_OUT) -> None:
+    """Write ``text`` to a temporary sibling and rename it.
+
+    Raises MgraphError (exit 2) that advises ``way_out`` when the folder refuses.
+    """
     temporary: str | None = None
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -138,9 +150,7 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        raise MgraphError(
-            f"{path} cannot be written ({error.strerror}); give a writable place with --out", EXIT_USAGE
-        ) from error
+        raise MgraphError(f"{path} cannot be written ({error.strerror}); {way_out}", EXIT_USAGE) from error
 
 
 def _umask() -> int:

@@ -52,6 +52,7 @@ class Failure(Part):
 class Run(Artifact):
     SCHEMA: ClassVar[str] = "mgraph.run/1"
     MADE_BY: ClassVar[str] = "mgraph train"
+    WAY_OUT: ClassVar[str] = "give a writable place with --run-dir"
 
     schema_version: str = Field(default=SCHEMA, alias="schema")
     status: Literal["completed", "failed", "interrupted"]

@@ -40,7 +40,7 @@ class TrainRequest:
 
 
 @dataclass(frozen=True)
-class Order:
+class CheckedRequest:
     """A checked request: the plan as it will be trained (from ``source``, ``changed`` or not) and on which device.
 
     ``overrides`` are all changes of the recipe since the plan was made, those of the resumed run included.
@@ -53,8 +53,8 @@ class Order:
     overrides: dict[str, Any]
 
 
-def check(request: TrainRequest) -> Order:
-    """The order that a request comes to. Raises MgraphError: bad usage or plan (2), plan and request disagree (4)."""
+def check(request: TrainRequest) -> CheckedRequest:
+    """What a request comes to. Raises MgraphError: bad usage or plan (2), plan and request disagree (4)."""
     if request.resume is not None:
         rundir.planned(request.run_dir, request.resume, "")
     source = _plan_path(request)
@@ -74,8 +74,9 @@ def check(request: TrainRequest) -> Order:
     workload = _changed(workload, new)
     device = _device(request, plan, source)
     check_workers(device, plan.gpus)
-    forced = plan.digest is not None and not plan.digest_matches()
-    return Order(
+    # A forecast needs a right digest, and so does a plan that has one: --force passed whatever else there is.
+    forced = (plan.predicted is not None or plan.digest is not None) and not plan.digest_matches()
+    return CheckedRequest(
         plan=plan.model_copy(update={"workload": workload}),
         source=source,
         changed=workload != plan.workload or forced,

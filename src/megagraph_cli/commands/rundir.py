@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megagraph_cli.artifacts.base import write_text
+from pydantic import ValidationError
+
+from megagraph_cli.artifacts.base import reference_to, write_text
 from megagraph_cli.artifacts.plan import BriefForecast, Plan
-from megagraph_cli.artifacts.run import Failure, Measured, Run
+from megagraph_cli.artifacts.run import EpochRecord, Failure, Measured, Run
 from megagraph_cli.errors import MgraphError
 
 RUNS = Path("runs")
@@ -75,7 +77,7 @@ def _made(run_dir: Path, *, exist_ok: bool) -> bool:
 def put_plan(run_dir: Path, plan: Plan, source: Path, *, changed: bool) -> None:
     """plan.json: the given file as it is, or the changed plan with a digest of its own."""
     if changed:
-        plan.save(run_dir / PLAN)
+        plan.save(run_dir / PLAN, Run.WAY_OUT)
     elif source.resolve() != (run_dir / PLAN).resolve():
         shutil.copyfile(source, run_dir / PLAN)
 
@@ -83,7 +85,7 @@ def put_plan(run_dir: Path, plan: Plan, source: Path, *, changed: bool) -> None:
 def put_job(run_dir: Path, job: Mapping[str, Any]) -> Path:
     """job.json, the workers' one argument."""
     path = run_dir / JOB
-    write_text(path, json.dumps(job, indent=2, sort_keys=True) + "\n")
+    write_text(path, json.dumps(job, indent=2, sort_keys=True) + "\n", Run.WAY_OUT)
     return path
 
 
@@ -111,19 +113,21 @@ def stamp(run_dir: Path) -> tuple[int, int] | None:
 def record(run_dir: Path, plan: Plan, failure: Failure | None) -> Run:
     """run.json for workers that could not write their own: failed with ``failure``, else interrupted.
 
-    Keeps the epochs that an earlier run.json of this directory tells of; nothing of this launch was measured.
+    Keeps the whole epochs that the newest checkpoint tells of, else an earlier run.json of this directory; nothing
+    of this launch was measured.
     """
-    path = run_dir / RUN
-    earlier = Run.load(path, force=True) if path.exists() else None
+    epochs, best_epoch = _whole_epochs(run_dir)
     forecast = plan.predicted
     predicted = None
     if forecast is not None:
         predicted = BriefForecast(step_s=forecast.step_s, peak_bytes=forecast.peak_bytes)
+    copied = run_dir / PLAN
     run = Run(
+        inputs=[reference_to(copied)] if copied.exists() else [],
         status="failed" if failure else "interrupted",
         rng_seed=plan.workload.train.rng_seed,
-        epochs=earlier.epochs if earlier else [],
-        best_epoch=earlier.best_epoch if earlier else None,
+        epochs=epochs,
+        best_epoch=best_epoch,
         test_score=None,
         data_stall_s=None,
         ranks=[],
@@ -131,4 +135,23 @@ def record(run_dir: Path, plan: Plan, failure: Failure | None) -> Run:
         measured=Measured(step_s=None, peak_bytes=None),
         failure=failure,
     )
-    return run.save(path)
+    return run.save(run_dir / RUN)
+
+
+def _whole_epochs(run_dir: Path) -> tuple[list[EpochRecord], int | None]:
+    """Epochs and best epoch as far as this directory knows; damaged files are passed over.
+
+    This serves a failure that is already being reported: what cannot be read here must not take its place.
+    """
+    checkpoints = sorted((run_dir / "checkpoints").glob("step-*"))
+    if checkpoints:
+        try:
+            state = json.loads((checkpoints[-1] / "state.json").read_text(encoding="utf-8"))
+            return [EpochRecord.model_validate(epoch) for epoch in state["epochs"]], state["best_epoch"]
+        except (OSError, ValueError, KeyError, TypeError, ValidationError):
+            pass
+    try:
+        earlier = Run.load(run_dir / RUN, force=True)
+    except MgraphError:
+        return [], None
+    return earlier.epochs, earlier.best_epoch

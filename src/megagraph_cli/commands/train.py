@@ -9,7 +9,7 @@ from megagraph_cli.artifacts.run import Run
 from megagraph_cli.artifacts.workload import GraphInfo
 from megagraph_cli.commands import orders, rundir
 from megagraph_cli.commands.follow import Follower
-from megagraph_cli.commands.orders import Order, TrainRequest
+from megagraph_cli.commands.orders import CheckedRequest, TrainRequest
 from megagraph_cli.commands.workloads import graph_info, prepare, require_targets
 from megagraph_cli.console import Bar, Screen
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
@@ -47,7 +47,9 @@ def command_line(request: TrainRequest) -> list[str]:
     return torchrun_command(request.worker, run_dir / rundir.JOB, order.plan.gpus, free_port())
 
 
-def _job(request: TrainRequest, order: Order, graph_path: Path, graph: GraphInfo, run_dir: Path) -> dict[str, object]:
+def _job(
+    request: TrainRequest, order: CheckedRequest, graph_path: Path, graph: GraphInfo, run_dir: Path
+) -> dict[str, object]:
     return {
         "plan": str(run_dir / rundir.PLAN),
         "run_dir": str(run_dir),
@@ -64,7 +66,7 @@ def _job(request: TrainRequest, order: Order, graph_path: Path, graph: GraphInfo
     }
 
 
-def _launch(request: TrainRequest, order: Order, job_path: Path, total_steps: int, screen: Screen) -> None:
+def _launch(request: TrainRequest, order: CheckedRequest, job_path: Path, total_steps: int, screen: Screen) -> None:
     """Start the workers and see to it that run.json tells of this launch, however it ended."""
     plan, run_dir = order.plan, job_path.parent
     dims = plan.dims.parallel()

@@ -51,6 +51,7 @@ class SequenceSpec:
 
     num_sampled: int
     num_super: int
+    num_global: int
     rng_seed: int
     weights: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
 
@@ -84,6 +85,7 @@ class BatchBuilder:
             targets,
             num_sampled=self.spec.num_sampled,
             num_super=self.spec.num_super,
+            num_global=self.spec.num_global,
             weights=np.asarray(self.spec.weights),
             rng_seed=self.spec.rng_seed,
             epoch=epoch,

@@ -81,6 +81,7 @@ def build_sequences(
     *,
     num_sampled: int,
     num_super: int,
+    num_global: int = 0,
     weights: NDArray[np.float64],
     rng_seed: int,
     epoch: int,
@@ -108,7 +109,7 @@ def build_sequences(
         np.ascontiguousarray(targets, dtype=np.int64),
         np.array([rng_seed, epoch, view], dtype=np.int64),
         weights,
-        _TRIES_PER_ROW * (num_sampled + num_super),
+        _TRIES_PER_ROW * (num_sampled + num_super + num_global),
     )
     _build(draw, rows, max(1, threads))
     return Sequences(*rows)

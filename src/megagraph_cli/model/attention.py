@@ -135,6 +135,11 @@ class BlockKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, block: Block, weights: BiasWeights) -> tuple[Tensor, Tensor]:
         """Normalised output of this block alone [H, B, R, E] and its log-sum-exp [H, B, R]."""
+        # The backward runs without autocast: the scores it recomputes must be the ones computed here.
+        with torch.autocast(q.device.type, enabled=False):
+            return self._forward(q, k, v, block, weights)
+
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, block: Block, weights: BiasWeights) -> tuple[Tensor, Tensor]:
         scores = self.scores(q, k, block, weights)
         top = scores.amax(dim=-1, keepdim=True)
         scores.sub_(top).exp_()
@@ -236,6 +241,11 @@ def keep_mask(like: Tensor, drop: Drop) -> Tensor:
     return (draws >= dropped - 2**15).to(like.dtype).mul_(2**16 / (2**16 - dropped))
 
 
+def row_products(grad_out: Tensor, out: Tensor, dtype: torch.dtype) -> Tensor:
+    """delta [H, B, R] = rowsum(grad_out * out), in the statistics' dtype."""
+    return (grad_out.to(dtype) * out.to(dtype)).sum(dim=-1)
+
+
 class _LocalAttention(torch.autograd.Function):
     """One block whose rows and columns both live here: the whole sequence (cp = 1)."""
 
@@ -253,7 +263,7 @@ class _LocalAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, channel, offset, token = ctx.saved_tensors
-        delta = (grad_out * out).sum(dim=-1).to(lse.dtype)
+        delta = row_products(grad_out, out, lse.dtype)
         grads = BlockKernel().backward(grad_out, delta, lse, q, k, v, ctx.block, BiasWeights(channel, offset, token))
         return (*cast_grads(grads, (q, k, v, channel, offset, token)), None)
 

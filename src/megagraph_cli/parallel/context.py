@@ -134,7 +134,7 @@ class _RingAttention(torch.autograd.Function):
         call: RingCall = ctx.call
         weights = call.weights(channel, offset, token)
         grad_out = grad_out.contiguous()
-        delta = (grad_out * out).sum(dim=-1).to(lse.dtype)
+        delta = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1)
         local: list[Tensor] = []
         travelling: Tensor | None = None
         works: list[dist.Work] = []
@@ -194,7 +194,7 @@ class _TargetAttention(torch.autograd.Function):
         # Only rank 0's copy of the row leads to the loss, so only its gradient counts.
         grad_out = grad_out.clone(memory_format=torch.contiguous_format)
         dist.broadcast(grad_out, group=ring.group, group_src=0)
-        delta = (grad_out * out).sum(dim=-1).to(lse.dtype)
+        delta = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1)
         grads = call.kernel.backward(
             grad_out, delta, lse, q, k, v, call.block(ring.rank), call.weights(channel, offset, token)
         )

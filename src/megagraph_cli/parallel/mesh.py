@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
-from megagraph_cli.layout.dims import ParallelDims, Place
+from megagraph_cli.layout.dims import AXES, ParallelDims, Place
+
+COLLECTIVE_DEADLINE = timedelta(minutes=10)
+"""No collective, send or receive waits longer for its other end."""
 
 
 @dataclass(frozen=True)
@@ -36,23 +41,38 @@ class Mesh:
 
 
 def build_mesh(dims: ParallelDims, mesh_order: Sequence[str], device_type: str) -> Mesh:
-    """The mesh of a plan over the whole world, outermost axis first. Every rank must call it."""
+    """The mesh of a plan over the whole world, outermost axis first. Every rank must call it.
+
+    The groups are made here rather than by DeviceMesh, which gives them no deadline and flattens dp x cp only where
+    these are neighbours in the mesh order.
+    """
     assert dist.get_world_size() == dims.size, f"{dist.get_world_size()} workers for {dims}"
-    whole = init_device_mesh(device_type, dims.shape(mesh_order), mesh_dim_names=tuple(mesh_order))
-    loss = _loss_group(dims, mesh_order)
+    places = [dims.place(rank, mesh_order) for rank in range(dims.size)]
+    along = {axis: _groups(places, lambda place, axis=axis: _others(place, axis)) for axis in AXES}  # type: ignore[misc]
+    mesh = DeviceMesh.from_group(
+        [along[axis] for axis in mesh_order],
+        device_type,
+        mesh=torch.arange(dims.size).view(dims.shape(mesh_order)),
+        mesh_dim_names=tuple(mesh_order),
+    )
     return Mesh(
         dims=dims,
-        place=dims.place(dist.get_rank(), mesh_order),
-        pp=whole.get_group("pp"),
-        cp=whole.get_group("cp"),
-        loss=loss,
+        place=places[dist.get_rank()],
+        pp=mesh.get_group("pp"),
+        cp=mesh.get_group("cp"),
+        loss=_groups(places, lambda place: (place.pp,)),
     )
 
 
-def _loss_group(dims: ParallelDims, mesh_order: Sequence[str]) -> dist.ProcessGroup:
-    """Ranks of one stage, whatever the mesh order: DeviceMesh flattens neighbouring axes only."""
-    ranks = sorted(range(dims.size), key=lambda rank: (dims.place(rank, mesh_order).pp, rank))
-    stages = [list(group) for _, group in groupby(ranks, key=lambda rank: dims.place(rank, mesh_order).pp)]
+def _others(place: Place, axis: str) -> tuple[int, ...]:
+    """What ranks along one axis have in common: their coordinates on the others."""
+    return tuple(getattr(place, other) for other in AXES if other != axis)
+
+
+def _groups(places: Sequence[Place], key: Callable[[Place], tuple[int, ...]]) -> dist.ProcessGroup:
+    """This rank's group among those of ranks with equal ``key``."""
+    ranks = sorted(range(len(places)), key=lambda rank: (key(places[rank]), rank))
+    parts = [list(part) for _, part in groupby(ranks, key=lambda rank: key(places[rank]))]
     group: dist.ProcessGroup
-    group, _ = dist.new_subgroups_by_enumeration(stages)  # type: ignore[no-untyped-call]
+    group, _ = dist.new_subgroups_by_enumeration(parts, timeout=COLLECTIVE_DEADLINE)  # type: ignore[no-untyped-call]
     return group

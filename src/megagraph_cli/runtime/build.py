@@ -112,6 +112,11 @@ def parameter_dtype(workload: Workload) -> torch.dtype:
     return torch.float64 if workload.train.dtype == "float64" else torch.float32
 
 
+def wide(out: Tensor) -> Tensor:
+    """What leaves a stage is float32, also under autocast (float64 for float64)."""
+    return out if out.dtype == torch.float64 else out.float()
+
+
 class StageRunner(nn.Module):
     """A stage that takes a micro-batch by number: what the pipeline calls.
 
@@ -147,10 +152,13 @@ class StageRunner(nn.Module):
             dtype=parameter_dtype(self._workload),
             drop_seed=seed,
         )
-        autocast = self._workload.train.dtype == "bfloat16"
-        with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=autocast):
+        with self.autocast(batch.labels.device):
             out: Tensor = self.stage(x if batch.nodes is None else batch.nodes, bias)
-        return out if out.dtype == torch.float64 else out.float()
+        return wide(out)
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """bfloat16 for the products of a bfloat16 workload; nothing changes for the others."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self._workload.train.dtype == "bfloat16")
 
     def loss(self, logits: Tensor, index: Tensor) -> Tensor:
         """Summed cross-entropy over the micro-batch's targets / the global number of targets.
@@ -247,10 +255,11 @@ def make_builder(
 ) -> BatchBuilder:
     """Builds the batches of this rank's replica; ranks of the first stage also gather what they embed."""
     assert workload.graph is not None
+    batch = workload.batch
     use_features, _ = embedding_inputs(workload.model.embedding, workload.graph.features)
     return BatchBuilder(
         graph=graph,
-        spec=SequenceSpec(workload.batch.num_sampled, workload.batch.num_super, workload.train.rng_seed),
+        spec=SequenceSpec(batch.num_sampled, batch.num_super, batch.num_global, workload.train.rng_seed),
         num_microbatches=num_microbatches,
         microbatch_size=microbatch_size,
         threads=threads,

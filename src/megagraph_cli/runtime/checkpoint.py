@@ -40,6 +40,9 @@ class TrainState(BaseModel):
     """Targets of that epoch already trained on."""
     loss_sum: float = 0.0
     """Sum over its steps of loss x targets."""
+    epoch_s: float = 0.0
+    stall_s: float = 0.0
+    """Seconds that the epoch's steps took so far, and of these the wait for batches."""
     sampling_weights: list[float]
     epochs: list[EpochRecord] = []
     best_epoch: int | None = None
@@ -51,8 +54,18 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
 
 
 def save_checkpoint(run_dir: Path, state: TrainState, train: TrainStep) -> None:
-    """Write a checkpoint; every rank calls it, one rank of each stage writes."""
+    """Write a checkpoint; every rank calls it, one rank of each stage writes.
+
+    Where that step's checkpoint exists its tensors are these, whichever plan wrote them: only its state is replaced.
+    """
     final = checkpoint_path(run_dir, state.step)
+    if final.exists():
+        dist.barrier()
+        if dist.get_rank() == 0:
+            _write_state(final, state)
+            _prune(run_dir, state)
+        dist.barrier()
+        return
     aside = final.with_name(f".{final.name}.part")
     mesh = train.parts.mesh
     leader = dist.get_rank() == 0
@@ -64,11 +77,16 @@ def save_checkpoint(run_dir: Path, state: TrainState, train: TrainStep) -> None:
         torch.save(_own_tensors(train), aside / f"part-{mesh.place.pp}.pt")
     dist.barrier()
     if leader:
-        (aside / "state.json").write_text(state.model_dump_json(indent=2), encoding="utf-8")
-        shutil.rmtree(final, ignore_errors=True)
+        _write_state(aside, state)
         aside.rename(final)
         _prune(run_dir, state)
     dist.barrier()
+
+
+def _write_state(folder: Path, state: TrainState) -> None:
+    part = folder / ".state.json.part"
+    part.write_text(state.model_dump_json(indent=2), encoding="utf-8")
+    part.replace(folder / "state.json")
 
 
 def _own_tensors(train: TrainStep) -> dict[str, dict[str, Tensor]]:
@@ -80,7 +98,8 @@ def _own_tensors(train: TrainStep) -> dict[str, dict[str, Tensor]]:
         parameter = train.parameters[name]
         out["parameters"][name] = parameter.detach()
         for moment in MOMENTS:
-            out[moment][name] = train.optimizer.state[parameter].get(moment, torch.zeros_like(parameter))
+            held = train.optimizer.state[parameter].get(moment)
+            out[moment][name] = torch.zeros_like(parameter) if held is None else held
     return out
 
 

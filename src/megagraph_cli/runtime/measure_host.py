@@ -21,7 +21,7 @@ def measure_host(context: Context, num_targets: int) -> list[HostSample]:
     workload = context.workload
     assert workload.graph is not None
     batch, cpu = workload.batch, torch.device("cpu")
-    spec = SequenceSpec(batch.num_sampled, batch.num_super, workload.train.rng_seed)
+    spec = SequenceSpec(batch.num_sampled, batch.num_super, batch.num_global, workload.train.rng_seed)
     builder = BatchBuilder(context.graph, spec, 1, num_targets, context.threads)
     targets = context.targets_of(num_targets)
     use_features, _ = embedding_inputs(workload.model.embedding, workload.graph.features)

@@ -31,6 +31,16 @@ def explain_out_of_memory(error: torch.OutOfMemoryError, worker: Worker, plan: P
     )
 
 
+def out_of_memory_in(error: BaseException) -> torch.OutOfMemoryError | None:
+    """The shortage that started an error: torch's pipelining wraps what a stage raises."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, torch.OutOfMemoryError):
+            return cause
+        cause = cause.__cause__
+    return None
+
+
 def asked_bytes(message: str) -> int:
     """Bytes that torch's message says it tried to allocate (0 where it does not say)."""
     match = _ASKED.search(message)

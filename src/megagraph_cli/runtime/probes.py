@@ -25,6 +25,7 @@ from megagraph_cli.runtime.build import (
     make_builder,
     model_shape,
     parameter_dtype,
+    wide,
 )
 from megagraph_cli.runtime.step import TrainStep
 from megagraph_cli.runtime.tensors import DeviceBatch, to_device
@@ -115,15 +116,20 @@ class Probe:
         """One micro-batch forward, its bias channels built for the layer kinds, its loss for the head."""
         runner, index = self.parts.runner, torch.zeros(1, dtype=torch.int64)
         assert self.inputs is not None
+        if self.kind in ("layer", "last_layer"):
+            output: Tensor = runner(self.inputs, index)
+            return output
+        with runner.autocast(self.context.device):
+            return self._end(runner.stage, index)
+
+    def _end(self, stage: Stage, index: Tensor) -> Tensor:
+        """The input layer alone, or the head and its loss."""
         if self.kind == "input":
-            assert runner.stage.embedding is not None
-            out: Tensor = runner.stage.embedding(runner.inbox[0].nodes)
+            assert stage.embedding is not None
+            out: Tensor = stage.embedding(self.parts.runner.inbox[0].nodes)
             return out
-        if self.kind == "head":
-            assert runner.stage.head is not None
-            return runner.loss(runner.stage.head(self.inputs), index)
-        output: Tensor = runner(self.inputs, index)
-        return output
+        assert stage.head is not None
+        return self.parts.runner.loss(wide(stage.head(self.inputs)), index)
 
     def backward(self, out: Tensor) -> None:
         if self._gradient is None or self._gradient.shape != out.shape:

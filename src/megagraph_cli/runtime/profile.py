@@ -18,6 +18,7 @@ import torch.distributed as dist
 from megagraph_cli.artifacts.profile import CommSample, ComputeSample, HostSample, Machine, Profile
 from megagraph_cli.graph.prepare import open_graph
 from megagraph_cli.graph.splits import make_split
+from megagraph_cli.parallel.mesh import COLLECTIVE_DEADLINE
 from megagraph_cli.runtime.job import ProfileJob
 from megagraph_cli.runtime.measure import max_over_ranks
 from megagraph_cli.runtime.measure_compute import largest_microbatch, measure_modules, measure_optimizer
@@ -105,7 +106,7 @@ class Profiler:
         if self.worker.world_size > 1:
             yield "messages between stages", partial(self._p2p, grid)
         for size in range(2, self.worker.world_size + 1):
-            group = dist.new_group(list(range(size)))
+            group = dist.new_group(list(range(size)), timeout=COLLECTIVE_DEADLINE)
             yield f"sums over {size} ranks", partial(self._all_reduce, grid, size, group)
 
     def _group_of(self, cp: int) -> dist.ProcessGroup | None:
@@ -113,7 +114,7 @@ class Profiler:
         mine = None
         for start in range(0, self.worker.world_size - cp + 1, cp):
             ranks = list(range(start, start + cp))
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, timeout=COLLECTIVE_DEADLINE)
             if self.worker.rank in ranks:
                 mine = group
         return mine
@@ -151,6 +152,10 @@ def main(worker: Worker, values: dict[str, Any]) -> None:
     free = -max_over_ranks([-free_bytes(worker.device)], worker.device, True)[0]
     profiler = Profiler(worker, job, Context(job.workload, graph, worker.device, job.threads, split.train))
     profiler.measure_all()
+    if worker.device.type == "cuda":
+        # Library workspaces and communicators come with use.
+        torch.cuda.empty_cache()
+        (overhead,) = max_over_ranks([max(overhead, overhead_bytes(worker.device))], worker.device, True)
     if worker.rank == 0:
         Profile(
             workload=job.workload,

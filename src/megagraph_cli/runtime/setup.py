@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.layout.dims import Place
+from megagraph_cli.parallel.mesh import COLLECTIVE_DEADLINE
 
-COLLECTIVE_DEADLINE = timedelta(minutes=10)
 _WATCH_S = 1.0
 
 
@@ -47,6 +47,9 @@ def run_worker(main: Callable[[Worker, dict[str, Any]], None]) -> None:
     log_dir = Path(os.environ["MGRAPH_LOG_DIR"])
     _redirect_output(log_dir / f"rank-{rank}.log")
     _watch_launcher(int(job["launcher_pid"]))
+    # Signals are the launcher's to handle, also those sent to the whole process tree: it asks for a stop by file.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(int(job["threads"]))
     worker = Worker(
         rank=rank,
@@ -110,7 +113,7 @@ def _report_failure(worker: Worker, error: BaseException) -> None:
     traceback.print_exception(error)
     cause: BaseException = error
     # torch's pipelining wraps a stage's exception; the user wants the one that started it.
-    while cause.__cause__ is not None:
+    while cause.__cause__ is not None and not isinstance(cause, MgraphError):
         cause = cause.__cause__
     place = worker.place
     report: dict[str, Any] = {

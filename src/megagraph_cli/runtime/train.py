@@ -38,7 +38,7 @@ from megagraph_cli.runtime.checkpoint import (
 )
 from megagraph_cli.runtime.evaluate import predict, score
 from megagraph_cli.runtime.job import TrainJob
-from megagraph_cli.runtime.memory import explain_out_of_memory
+from megagraph_cli.runtime.memory import explain_out_of_memory, out_of_memory_in
 from megagraph_cli.runtime.meters import metered
 from megagraph_cli.runtime.record import MetricsFile, RankMeter, write_run
 from megagraph_cli.runtime.setup import Worker, run_worker
@@ -46,7 +46,8 @@ from megagraph_cli.runtime.step import TrainStep, learning_rate
 from megagraph_cli.runtime.tensors import to_device
 
 _METERED_STEPS = 2
-"""The first step of a process makes the optimizer's state and the second is the first whole one: meter both."""
+"""On a CPU: the first step of a process makes the optimizer's state, the second is the first whole one. On cuda the
+allocator tells every step's peak for nothing."""
 
 
 class Trainer:
@@ -60,7 +61,7 @@ class Trainer:
         self.split = make_split(graph, dataset.split, dataset.split_seed)
         self.step = TrainStep(parts)
         self.state = TrainState(
-            workload_digest=workload_digest(plan.workload),
+            workload_digest=workload_digest(plan.workload, job.graph.digest),
             sampling_weights=list(parts.builder.spec.weights),
         )
         self.metrics = MetricsFile(job.run_dir / "metrics.jsonl") if rank == 0 else None
@@ -85,21 +86,22 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end or to a stop, leave a checkpoint, write run.json. All ranks call it together."""
-        while self.state.epoch <= self.epochs and not self.stopped and not self.at_last_step:
-            start = time.perf_counter()
-            stall_s = self._train_epoch()
-            epoch_s = time.perf_counter() - start
+        while self.state.epoch <= self.epochs and not self.stopped:
+            # An epoch whose evaluation was cut short has all its steps done and still wants its record.
+            if self.at_last_step and self.state.targets_done < self.num_train:
+                break
+            self._train_epoch()
             if self.stopped or self.state.targets_done < self.num_train:
                 break
-            self._finish_epoch(epoch_s, stall_s)
-        if not checkpoint_path(self.job.run_dir, self.state.step).exists() or self.stopped:
-            save_checkpoint(self.job.run_dir, self.state, self.step)
+            self._finish_epoch()
+        save_checkpoint(self.job.run_dir, self.state, self.step)
         test_score = None if self.stopped else self._test()
         status: Literal["completed", "interrupted"] = "interrupted" if self.stopped else "completed"
         write_run(self.job.run_dir, self.plan, status, self.state, self.meter, test_score)
 
-    def _train_epoch(self) -> float:
-        """The steps that the epoch still needs; returns the seconds spent waiting for batches."""
+    def _train_epoch(self) -> None:
+        """The steps that the epoch still needs, and what they took."""
+        start = time.perf_counter()
         order = epoch_order(self.split.train, self.train.rng_seed, self.state.epoch)
         first = -(-self.state.targets_done // self.batch_size)
         count = steps_per_epoch(self.num_train, self.batch_size) - first
@@ -116,7 +118,8 @@ class Trainer:
                     break
             self._read(lag=0)
         self.meter.stall_s += batches.stall_s
-        return batches.stall_s
+        self.state.stall_s += batches.stall_s
+        self.state.epoch_s += time.perf_counter() - start
 
     def _targets(self, order: NDArray[np.int64], index: int) -> NDArray[np.int64]:
         return order[index * self.batch_size : (index + 1) * self.batch_size]
@@ -145,7 +148,11 @@ class Trainer:
         run = partial(
             self.step.run, device_batch, step=self.state.step, num_targets=num_targets, lr=lr, stop_vote=stop_vote
         )
-        if len(self.meter.step_s) + len(self._unread) < _METERED_STEPS:
+        if self.parts.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.parts.device)
+            summary = run()
+            self.meter.saw_peak(torch.cuda.max_memory_allocated(self.parts.device))
+        elif len(self.meter.step_s) < _METERED_STEPS:
             with metered(self.parts.device) as reading:
                 summary = run()
             self.meter.saw_peak(reading.peak_bytes)
@@ -177,7 +184,7 @@ class Trainer:
             if self.metrics is not None:
                 self.metrics.append(line | {"loss": loss, "grad_norm": grad_norm, "step_s": step_s})
 
-    def _finish_epoch(self, epoch_s: float, stall_s: float) -> None:
+    def _finish_epoch(self) -> None:
         """Evaluate, record the epoch, write a checkpoint; a stop during evaluation leaves the epoch unrecorded."""
         found = predict(self.parts, self.split.val, self.batch_size, stopped=self._vote_to_stop)
         if found is None:
@@ -190,8 +197,8 @@ class Trainer:
             epoch=state.epoch,
             train_loss=state.loss_sum / self.num_train,
             val_score=val_score,
-            epoch_s=epoch_s,
-            data_stall_s=stall_s,
+            epoch_s=state.epoch_s,
+            data_stall_s=state.stall_s,
             sampling_weights=state.sampling_weights,
         )
         improved = val_score is not None and val_score > best
@@ -200,6 +207,8 @@ class Trainer:
                 "epoch": state.epoch + 1,
                 "targets_done": 0,
                 "loss_sum": 0.0,
+                "epoch_s": 0.0,
+                "stall_s": 0.0,
                 "epochs": [*state.epochs, record],
                 "best_epoch": state.epoch if improved else state.best_epoch,
                 "best_step": state.step if improved else state.best_step,
@@ -236,16 +245,15 @@ class Trainer:
             self.metrics.cut_back(self.state.step)
 
 
-def workload_digest(workload: Workload) -> str:
-    """What a resumed run must share with its checkpoint: all of the recipe but the number of epochs."""
+def workload_digest(workload: Workload, graph_digest: str) -> str:
+    """What a resumed run must share with its checkpoint: the graph, and all of the recipe but the epochs."""
     recipe = workload.recipe().model_dump(mode="json")
     recipe["train"].pop("epochs")
-    return digest_of(recipe)
+    return digest_of(recipe | {"graph": graph_digest})
 
 
-def make_trainer(worker: Worker, job: TrainJob) -> Trainer:
+def make_trainer(worker: Worker, job: TrainJob, plan: Plan) -> Trainer:
     """Mesh, graph, stage and trainer of this rank."""
-    plan = Plan.load(job.plan, force=True)
     mesh = _mesh_of(plan, worker)
     graph = open_graph(job.graph_path)
     workload = plan.workload.model_copy(update={"graph": job.graph})
@@ -272,13 +280,17 @@ def _mesh_of(plan: Plan, worker: Worker) -> Mesh:
 def main(worker: Worker, values: dict[str, Any]) -> None:
     """Train under the plan of a job, from the start or from the last checkpoint."""
     job = TrainJob.model_validate(values)
-    trainer = make_trainer(worker, job)
-    if job.resume:
-        trainer.resume()
+    plan = Plan.load(job.plan, force=True)
     try:
+        trainer = make_trainer(worker, job, plan)
+        if job.resume:
+            trainer.resume()
         trainer.run()
-    except torch.OutOfMemoryError as error:
-        raise explain_out_of_memory(error, worker, trainer.plan) from error
+    except Exception as error:
+        shortage = out_of_memory_in(error)
+        if shortage is None:
+            raise
+        raise explain_out_of_memory(shortage, worker, plan) from error
 
 
 if __name__ == "__main__":
