@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megagraph_cli.layout.rows import RowLayout
-from megagraph_cli.model.attention import BiasWeights, Drop, LocalAttend
+from megagraph_cli.model.attention import BiasWeights, BlockKernel, Drop, LocalAttend, block_of
 from megagraph_cli.parallel.context import Ring, merge
 from megagraph_cli.runtime.build import RingAttend
 from tests.model.cases import Case, bias_of, make_case, share
@@ -88,18 +88,14 @@ def ring_results(rank: int, layouts: list[RowLayout], target: bool) -> float:
     return worst
 
 
+EVERY_ROW_COUNT = [RowLayout(max(1, rows - 2), min(1, max(0, rows - 2)), int(rows > 1)) for rows in range(1, 71)]
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("target", [False, True], ids=["all rows", "target row"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_ring_equals_dense(size: int, target: bool) -> None:
-    layouts = LAYOUTS if size > 1 else LAYOUTS[:6]
-    assert max(run_ranks(size, ring_results, layouts, target)) <= TOLERANCE
-
-
-@pytest.mark.ranks
-def test_ring_equals_dense_for_every_number_of_rows() -> None:
-    layouts = [RowLayout(max(1, rows - 2), min(1, max(0, rows - 2)), 1) for rows in range(1, 71)]
-    assert max(run_ranks(3, ring_results, layouts, False)) <= TOLERANCE
+def test_ring_equals_dense_for_every_number_of_rows(size: int, target: bool) -> None:
+    assert max(run_ranks(size, ring_results, EVERY_ROW_COUNT + LAYOUTS, target)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -160,10 +156,31 @@ def test_merging_partial_softmaxes_equals_the_whole() -> None:
 
 
 def test_a_block_of_padding_alone_weighs_nothing_and_yields_no_nan() -> None:
-    layout = RowLayout(2, 0, 0, cp=2)
-    case = make_case(RowLayout(2, 0, 0))
-    case.padded[:, 1] = True
-    out = dense_results(case, target=False)[0]
-    expected = case.v[:, :, :1].expand_as(out)
-    assert float((out - expected).abs().max()) <= TOLERANCE
-    assert layout.rows_per_rank == 1
+    layout = RowLayout(4, 0, 0, cp=2)
+    case = make_case(RowLayout(4, 0, 0))
+    case.padded[:, 2:] = True
+    bias = bias_of(case, layout, 0)
+    q, k, v = (share(t, layout, 0) for t in (case.q, case.k, case.v))
+    kernel = BlockKernel()
+    own = kernel.forward(q, k, v, block_of(bias, 0, None), case.weights)
+    padding = kernel.forward(
+        q, share(case.k, layout, 1), share(case.v, layout, 1), block_of(bias, 1, None), case.weights
+    )
+    out, lse = merge(*own, *padding)
+    assert torch.isfinite(padding[0]).all()
+    assert torch.equal(out, own[0])
+    assert torch.equal(lse, own[1])
+
+
+def test_bfloat16_autocast_leaves_the_statistics_in_float32() -> None:
+    """The recomputed probabilities of a row sum to 1: forward and backward must see the same scores."""
+    layout = RowLayout(15, 1, 1)
+    case = make_case(layout, batch=4, heads=2, head_dim=4, powers=4)
+    weights = BiasWeights(*(t.float() for t in case.weights))
+    bias = bias_of(case, layout, 0)
+    block = replace(block_of(bias, 0, None), features=bias.features[0].float())
+    q, k, v = (t.bfloat16() for t in (case.q, case.k, case.v))
+    with torch.autocast("cpu", torch.bfloat16):
+        _, lse = BlockKernel().forward(q, k, v, block, weights)
+    sums = (BlockKernel().scores(q, k, block, weights) - lse.unsqueeze(-1)).exp().sum(-1)
+    assert float((sums - 1).abs().max()) <= 1e-5

@@ -23,17 +23,19 @@ ZERO_TOLERANCE = 1e-12
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def dataset() -> str:
-    """Citeseer where its files are at hand, else the built-in graph."""
-    root = os.environ.get("MGRAPH_DATA", "")
-    return "citeseer" if root and (Path(root) / "citeseer").is_dir() else "demo"
+RAW = Path(os.environ.get("MGRAPH_DATA", "no-data"))
+DATASET = "citeseer" if (RAW / "citeseer").is_dir() else "demo"
+"""Citeseer where its files are at hand, else the built-in graph: the tests' names say which."""
+
+
+@pytest.fixture(scope="module", params=[DATASET])
+def dataset(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def graph_path(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = Path(os.environ.get("MGRAPH_DATA", "no-data"))
-    return load_graph(dataset, root, tmp_path_factory.mktemp("cache")).path
+    return load_graph(dataset, RAW, tmp_path_factory.mktemp("cache")).path
 
 
 def run(size: int, graph_path: Path, dataset: str, cases: list[Case]) -> list[Outcome]:

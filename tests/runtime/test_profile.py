@@ -34,10 +34,10 @@ def test_sizes_fit_the_workload_and_tell_a_constant_from_a_slope(
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Profile:
-    """``mgraph profile --quick`` of a small model on the built-in graph with one worker."""
+    """``mgraph profile --quick`` of a small model on the built-in graph with two workers."""
     folder = tmp_path_factory.mktemp("profile")
     sets = ["model.num_layers=3", "model.hidden_dim=8", "model.num_heads=2", "model.ffn_dim=8", "batch.batch_size=64"]
-    command = [sys.executable, "-m", "megagraph_cli.cli", "profile", "--quick", "--dataset", "demo", "--gpus", "1"]
+    command = [sys.executable, "-m", "megagraph_cli.cli", "profile", "--quick", "--dataset", "demo", "--gpus", "2"]
     command += [part for pair in sets for part in ("--set", pair)]
     done = subprocess.run(
         [*command, "--device", "cpu"],
@@ -67,8 +67,10 @@ def test_a_quick_profile_measures_every_module_at_every_size(profile: Profile) -
     assert len(sizes) == len(modules) * len({s.microbatch_size for s in profile.compute if s.module != "optimizer"})
     assert {s.num_layers for s in profile.compute if s.module == "optimizer"} == {1, 2, 8}
     assert {s.op for s in profile.host} == {"construct", "gather"}
-    assert profile.comm == []  # one worker sends nothing
-    assert profile.machine.num_devices == 1
+    assert {s.cp for s in profile.compute} == {1, 2}
+    assert {(s.op, s.group_size) for s in profile.comm} == {("p2p", 2), ("all_reduce", 2)}
+    assert all(s.time_s > 0 for s in profile.comm)
+    assert profile.machine.num_devices == 2
     assert 0 < profile.machine.overhead_bytes < profile.machine.memory_bytes
 
 

@@ -10,6 +10,9 @@ from megagraph_cli.artifacts.base import Part
 from megagraph_cli.layout.parameters import ParameterCounts, count_parameters
 from megagraph_cli.layout.rows import RowLayout
 
+MAX_ROWS = 2**15 - 1
+"""Rows of a sequence: places within one are 16-bit numbers."""
+
 
 class DatasetSection(Part):
     """``[dataset]``: which graph, which split, which metric."""
@@ -66,10 +69,16 @@ class BatchSection(Part):
     """``[batch]``: targets per optimizer step and the shape of a sequence."""
 
     batch_size: int = Field(default=1024, ge=1)
-    num_sampled: int = Field(default=15, ge=1, le=32_767)
+    num_sampled: int = Field(default=15, ge=1)
     num_super: int = Field(default=1, ge=0)
     num_global: int = Field(default=1, ge=0)
     eval_views: int = Field(default=2, ge=1)
+
+    @model_validator(mode="after")
+    def _countable(self) -> BatchSection:
+        if self.num_sampled + self.num_super + self.num_global > MAX_ROWS:
+            raise ValueError(f"a sequence of more than {MAX_ROWS} rows cannot be built; lower num_sampled or num_super")
+        return self
 
     def rows(self, cp: int = 1) -> RowLayout:
         """The row layout of these sequences over ``cp`` ranks."""

@@ -13,7 +13,7 @@ from megagraph_cli.artifacts.profile import Profile
 from megagraph_cli.artifacts.workload import Recipe, Workload
 from megagraph_cli.commands.devices import Device, check_writable, choose_device, count_workers
 from megagraph_cli.commands.follow import Follower
-from megagraph_cli.commands.workloads import Folders, prepare, require_targets, workload_of
+from megagraph_cli.commands.workloads import Folders, prepare, require_trainable, workload_of
 from megagraph_cli.console import Bar, Screen
 from megagraph_cli.graph.graph import Graph
 from megagraph_cli.launch import Launch, interrupted, launch
@@ -43,7 +43,7 @@ def run(request: ProfileRequest, out: Path, screen: Screen) -> Profile:
     device = choose_device(request.device)
     num_workers = count_workers(device, request.gpus)
     graph, split = prepare(request.recipe.dataset, request.folders, screen)
-    require_targets(graph, split)
+    require_trainable(request.recipe, graph, split)
     workload = workload_of(request.recipe, graph, split)
     folder = Path(tempfile.mkdtemp(prefix="mgraph-profile-"))
     measured = _measure(request, workload, graph, device, num_workers, folder, screen)

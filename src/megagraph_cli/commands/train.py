@@ -10,7 +10,7 @@ from megagraph_cli.artifacts.workload import GraphInfo
 from megagraph_cli.commands import orders, rundir
 from megagraph_cli.commands.follow import Follower
 from megagraph_cli.commands.orders import CheckedRequest, TrainRequest
-from megagraph_cli.commands.workloads import graph_info, prepare, require_targets
+from megagraph_cli.commands.workloads import graph_info, prepare, require_trainable
 from megagraph_cli.console import Bar, Screen
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.failures import WorkerFailed
@@ -30,7 +30,7 @@ def run(request: TrainRequest, screen: Screen) -> tuple[Run, Path]:
     order = orders.check(request)
     dataset = order.plan.workload.dataset
     graph, split = prepare(dataset, request.folders, screen)
-    require_targets(graph, split)
+    require_trainable(order.plan.workload.recipe(), graph, split)
     orders.check_graph(order.plan.workload, graph, order.source, force=request.force)
     run_dir = rundir.make(request.run_dir, request.resume, dataset.name)
     rundir.put_plan(run_dir, order.plan, order.source, changed=order.changed)

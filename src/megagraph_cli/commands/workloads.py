@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megagraph_cli.artifacts.workload import DatasetSection, GraphInfo, Recipe, Workload
+from megagraph_cli.artifacts.workload import DatasetSection, GraphInfo, Recipe, Workload, embedding_inputs
 from megagraph_cli.console import Screen
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.graph import Graph, SparseFeatures, Split
@@ -38,8 +38,19 @@ def prepare(dataset: DatasetSection, folders: Folders, screen: Screen) -> tuple[
     return graph, make_split(graph, dataset.split, dataset.split_seed)
 
 
-def require_targets(graph: Graph, split: Split) -> None:
-    """That there is something to train on. Raises MgraphError (exit 2)."""
+def require_trainable(recipe: Recipe, graph: Graph, split: Split) -> None:
+    """That the recipe can be trained on this graph. Raises MgraphError (exit 2)."""
+    wants_features, _ = embedding_inputs(recipe.model.embedding, graph.num_features)
+    if wants_features and not graph.num_features:
+        raise MgraphError(
+            f"model.embedding = {recipe.model.embedding!r} needs node features and {graph.name} has none; "
+            "set model.embedding=table"
+        )
+    if recipe.dataset.metric == "roc_auc" and graph.num_classes != 2:
+        raise MgraphError(
+            f"dataset.metric = 'roc_auc' needs two classes and {graph.name} has {graph.num_classes}; "
+            "set dataset.metric=accuracy"
+        )
     if not split.train.size:
         raise MgraphError(
             f"{graph.name} has no labelled node to train on under this split; choose another with --set dataset.split"
