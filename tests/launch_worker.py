@@ -60,9 +60,15 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
             time.sleep(1)
+    if what == "steady":  # as megagraph_cli.runtime: signals are the launcher's to handle
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        (folder / f"steady-{rank}").touch()
     stop = Path(job["stop_file"])
     while not stop.exists():
         time.sleep(0.02)
+    if what == "steady":
+        time.sleep(1.0)  # the rest of its step
     (folder / f"stopped-{rank}").touch()
 
 

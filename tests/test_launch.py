@@ -146,6 +146,47 @@ def test_sigterm_makes_workers_stop_by_themselves(spec: Callable[..., Launch], t
     assert_all_gone(tmp_path)
 
 
+@pytest.mark.parametrize("to_torchrun", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_workers_finish_although_torchrun_was_signalled_too(
+    spec: Callable[..., Launch], tmp_path: Path, to_torchrun: signal.Signals
+) -> None:
+    parent = start_parent(spec("steady"), tmp_path)
+    wait_for(lambda: len(list((tmp_path / "marks").glob("steady-*"))) == 2, 20)
+    (torchrun,) = psutil.Process(parent.pid).children()
+    for worker in pids(tmp_path):
+        os.kill(worker, signal.SIGTERM)
+    torchrun.send_signal(to_torchrun)
+    parent.send_signal(signal.SIGTERM)
+    out, _ = parent.communicate(timeout=DOWN_S)
+    assert out.strip() == "Outcome(interrupted=True, killed=False)"
+    assert (tmp_path / "marks/stopped-0").exists()
+    assert (tmp_path / "marks/stopped-1").exists()
+    assert_all_gone(tmp_path)
+
+
+def test_a_stop_that_kills_workers_which_do_not_ignore_it_is_no_failure(
+    spec: Callable[..., Launch], tmp_path: Path
+) -> None:
+    parent = start_parent(spec("wait"), tmp_path)
+    parent.send_signal(signal.SIGTERM)
+    for worker in pids(tmp_path):
+        os.kill(worker, signal.SIGTERM)
+    out, _ = parent.communicate(timeout=DOWN_S)
+    assert out.strip() == "Outcome(interrupted=True, killed=False)"
+    assert_all_gone(tmp_path)
+
+
+def test_a_sigkill_during_a_stop_stays_a_failure(spec: Callable[..., Launch], tmp_path: Path) -> None:
+    parent = start_parent(spec("deaf"), tmp_path)
+    parent.send_signal(signal.SIGTERM)
+    wait_for((tmp_path / "stop").exists, 10)
+    for worker in pids(tmp_path):
+        os.kill(worker, signal.SIGKILL)
+    out, _ = parent.communicate(timeout=DOWN_S)
+    assert (out, parent.returncode) == ("", 1)
+    assert_all_gone(tmp_path)
+
+
 def test_a_second_signal_kills_workers_that_hang(spec: Callable[..., Launch], tmp_path: Path) -> None:
     parent = start_parent(spec("deaf"), tmp_path)
     parent.send_signal(signal.SIGINT)
