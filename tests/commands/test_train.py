@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from megagraph_cli.artifacts.base import reference_to
 from megagraph_cli.artifacts.plan import Plan
-from megagraph_cli.artifacts.run import Run
+from megagraph_cli.artifacts.run import Failure, Run
 from megagraph_cli.commands import devices, orders, rundir, train
 from megagraph_cli.commands.train import TrainRequest
 from megagraph_cli.commands.workloads import Folders
@@ -78,6 +79,52 @@ def test_a_failed_worker_leaves_a_run_json_that_says_so(request_in: TrainRequest
     assert run.failure is not None
     assert (run.failure.rank, run.failure.pp, run.failure.exception) == (1, 1, "ValueError")
     assert run.failure.message == error.message
+
+
+def test_a_failure_keeps_the_whole_epochs_of_the_newest_checkpoint(request_in: TrainRequest) -> None:
+    plan = Plan.load(Path("plan.json"))
+    run_dir = Path("mine")
+    run_dir.mkdir()
+    rundir.put_plan(run_dir, plan, Path("plan.json"), changed=False)
+    (run_dir / "run.json").write_text("{damaged", encoding="utf-8")
+    failure = Failure(rank=1, pp=1, dp=0, cp=0, signal="SIGKILL", message="rank 1 was killed by SIGKILL")
+    assert rundir.record(run_dir, plan, failure).epochs == []  # the damaged run.json does not mask the failure
+
+    for step, count in ((7, 1), (14, 2)):
+        epochs = [
+            {
+                "epoch": epoch,
+                "train_loss": 1.5,
+                "val_score": 0.5,
+                "epoch_s": 1.0,
+                "data_stall_s": 0.0,
+                "sampling_weights": [0.25] * 4,
+            }
+            for epoch in range(1, count + 1)
+        ]
+        folder = run_dir / "checkpoints" / f"step-{step:09d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"epochs": epochs, "best_epoch": 1}), encoding="utf-8")
+    rundir.record(run_dir, plan, failure)
+    run = Run.load(run_dir / "run.json")
+    assert ([epoch.epoch for epoch in run.epochs], run.best_epoch) == ([1, 2], 1)
+    assert run.failure == failure
+    assert run.inputs == [reference_to(run_dir / "plan.json")]
+
+    (folder / "state.json").write_text("{", encoding="utf-8")  # then what the run.json before knew
+    assert [epoch.epoch for epoch in rundir.record(run_dir, plan, failure).epochs] == [1, 2]
+
+
+def test_a_forecast_without_a_digest_is_sealed_when_it_is_forced(request_in: TrainRequest) -> None:
+    plan = examples.plan()
+    values = plan.canonical() | {"digest": None}
+    Path("plan.json").write_text(json.dumps(values), encoding="utf-8")
+    fails(request_in, EXIT_STALE, "digest")
+    checked = orders.check(replace(request_in, force=True))
+    assert checked.changed
+    Path("mine").mkdir()
+    rundir.put_plan(Path("mine"), checked.plan, checked.source, changed=checked.changed)
+    assert Plan.load(Path("mine/plan.json")).digest_matches()
 
 
 @pytest.mark.ranks
