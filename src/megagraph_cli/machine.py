@@ -6,8 +6,10 @@ import ctypes
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from pathlib import Path
+
+from megagraph_cli.cgroups import fields, group_folders
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -27,43 +29,20 @@ def threads_per_worker(local_workers: int) -> int:
 
 def _quotas(root: Path) -> Iterator[float]:
     """Cpu quotas in cores of every control group above this process; a group without one yields nothing."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return  # no control groups here (macOS)
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if not controllers:
-            yield from _quotas_below(root / "sys/fs/cgroup", name, _quota_v2)
-        elif "cpu" in controllers.split(","):
-            yield from _quotas_below(root / "sys/fs/cgroup" / controllers, name, _quota_v1)
-            yield from _quotas_below(root / "sys/fs/cgroup/cpu", name, _quota_v1)
-
-
-def _quotas_below(mount: Path, name: str, read: Callable[[Path], float | None]) -> Iterator[float]:
-    # Inside a container the group's own name may not exist below the mount; its ancestors do, the mount at least.
-    group = PurePosixPath(name.lstrip("/"))
-    for folder in (group, *group.parents):
-        quota = read(mount / folder)
+    for version, folder in group_folders("cpu", root):
+        quota = _quota_v2(folder) if version == 2 else _quota_v1(folder)
         if quota is not None:
             yield quota
 
 
 def _quota_v2(folder: Path) -> float | None:
-    fields = _fields(folder / "cpu.max")
-    return None if len(fields) < 2 or fields[0] == "max" else int(fields[0]) / int(fields[1])
+    found = fields(folder / "cpu.max")
+    return None if len(found) < 2 or found[0] == "max" else int(found[0]) / int(found[1])
 
 
 def _quota_v1(folder: Path) -> float | None:
-    quota, period = _fields(folder / "cpu.cfs_quota_us"), _fields(folder / "cpu.cfs_period_us")
+    quota, period = fields(folder / "cpu.cfs_quota_us"), fields(folder / "cpu.cfs_period_us")
     return None if not quota or not period or int(quota[0]) <= 0 else int(quota[0]) / int(period[0])
-
-
-def _fields(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []  # this group sets no such limit
 
 
 def cuda_devices() -> int:

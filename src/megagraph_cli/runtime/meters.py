@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from megagraph_cli.hostmemory import available_bytes
+
 
 @dataclass
 class Reading:
@@ -92,8 +94,8 @@ def overhead_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the device (cpu: what the host, or its cgroup, can still give)."""
+    """Free memory of the device (cpu: what the host, or the tightest of its control groups, can still give)."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    return int(psutil.virtual_memory().available)
+    return available_bytes()
