@@ -29,7 +29,7 @@ from megagraph_cli.runtime.probes import Context
 from megagraph_cli.runtime.setup import Worker, run_worker
 
 MESSAGE_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22)
-LAYER_S = {False: 0.4, True: 0.1}
+LAYER_S = {False: 0.2, True: 0.06}
 """About how long the largest micro-batch may take in one layer, by ``quick``."""
 MEMORY_SHARE = 0.6
 """Sizes stop at this share of the free memory."""
