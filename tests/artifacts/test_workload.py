@@ -23,7 +23,18 @@ def test_splits_that_are_known(split: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "split", ["", "auto:1", "public:", "public:x", "random:1", "random:0.6,0.3,0.3", "random:a,b,c", "random:0,0.5,0.5"]
+    "split",
+    [
+        "",
+        "auto:1",
+        "public",
+        "public:",
+        "public:x",
+        "random:1",
+        "random:0.6,0.3,0.3",
+        "random:a,b,c",
+        "random:0,0.5,0.5",
+    ],
 )
 def test_splits_that_are_none(split: str) -> None:
     with pytest.raises(ValidationError, match="is no split"):

@@ -144,7 +144,7 @@ def test_citeseers_nodes_without_features_keep_their_neighbours(data_root: Path,
     assert (np.diff(graph.indptr)[left_out] > 0).all()
     assert isinstance(graph.features, SparseFeatures)
     assert (np.diff(graph.features.indptr)[left_out] == 0).all()
-    for split in ("public", "random:0.6,0.2,0.2"):
+    for split in ("public:0", "random:0.6,0.2,0.2"):
         parts = make_split(graph, split, 1)
         assert not np.isin(left_out, np.concatenate([parts.train, parts.val, parts.test])).any()
 

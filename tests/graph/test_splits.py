@@ -65,7 +65,7 @@ def test_fractions_below_one_leave_nodes_out() -> None:
     assert found.train.size + found.val.size + found.test.size == n * 6 // 10
 
 
-@pytest.mark.parametrize(("split", "index"), [("auto", 0), ("public", 0), ("public:0", 0), ("public:2", 2)])
+@pytest.mark.parametrize(("split", "index"), [("auto", 0), ("public:0", 0), ("public:2", 2)])
 def test_published_masks_without_unlabelled_nodes(split: str, index: int) -> None:
     published = masks(3)
     g = graph(published)
@@ -80,6 +80,7 @@ def test_published_masks_without_unlabelled_nodes(split: str, index: int) -> Non
     ("split", "expected"),
     [
         ("public:3", "public:0 to public:2"),
+        ("public", "by number"),
         ("public:x", "by number"),
         ("public:-1", "by number"),
         ("random", "not a number"),
@@ -101,7 +102,7 @@ def test_bad_specs_are_one_sentence(split: str, expected: str) -> None:
 
 def test_public_split_of_a_graph_without_one() -> None:
     with pytest.raises(MgraphError, match="no published split"):
-        make_split(graph(), "public", 0)
+        make_split(graph(), "public:0", 0)
     with pytest.raises(MgraphError, match="negative"):
         make_split(graph(), "auto", -1)
 

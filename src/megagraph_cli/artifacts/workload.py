@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from megagraph_cli.artifacts.base import Part
 from megagraph_cli.layout.parameters import ParameterCounts, count_parameters
 from megagraph_cli.layout.rows import RowLayout
+from megagraph_cli.layout.splits import parse_split
 
 MAX_ROWS = 2**15 - 1
 """Rows of a sequence: places within one are 16-bit numbers."""
@@ -25,19 +26,8 @@ class DatasetSection(Part):
     @field_validator("split")
     @classmethod
     def _known_split(cls, value: str) -> str:
-        kind, _, rest = value.partition(":")
-        if kind == "auto" and not rest:
-            return value
-        if kind == "public" and rest.isdigit():
-            return value
-        if kind == "random":
-            try:
-                parts = [float(part) for part in rest.split(",")]
-            except ValueError:
-                parts = []
-            if len(parts) == 3 and min(parts) >= 0 and parts[0] > 0 and sum(parts) <= 1 + 1e-9:
-                return value
-        raise ValueError(f"{value!r} is no split; write auto, public:0 or random:0.6,0.2,0.2")
+        parse_split(value)
+        return value
 
 
 class ModelSection(Part):
