@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +13,17 @@ from megagraph_cli.cost.partition import (
     balanced,
     count_splits,
     count_within,
-    enumerate_splits,
     first_split,
     fits,
     non_dominated,
 )
+
+
+def enumerate_splits(num_layers: int, pp: int) -> Iterator[tuple[int, ...]]:
+    """All splits in lexicographic order."""
+    for cuts in itertools.combinations(range(1, num_layers), pp - 1):
+        ends = (*cuts, num_layers)
+        yield tuple(end - begin for begin, end in zip((0, *cuts), ends, strict=True))
 
 
 def test_24_layers_on_4_stages_have_1771_splits() -> None:

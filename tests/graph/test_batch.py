@@ -90,14 +90,14 @@ def test_every_row_of_a_rank_finds_its_features_its_token_or_zero(kind: str, cp:
         for t in range(TARGETS.size):
             for local, row in enumerate(layout.rows_of(rank)):
                 place = int(inputs.place[t, local])
-                kind_of_row = layout.kind_of(row)
-                if kind_of_row == "global":
+                is_super = SPEC.num_sampled <= row < SPEC.num_sampled + SPEC.num_super
+                if SPEC.num_sampled + SPEC.num_super <= row < layout.sequence_rows:
                     assert place == inputs.rows.size + row - SPEC.num_sampled - SPEC.num_super
                     continue
                 known = -1
-                if kind_of_row == "node":
+                if row < SPEC.num_sampled:
                     known = int(sequences.nodes[t, row])
-                elif kind_of_row == "super" and sequences.supers[t, row - SPEC.num_sampled] >= 0:
+                elif is_super and sequences.supers[t, row - SPEC.num_sampled] >= 0:
                     known = graph.num_nodes + int(sequences.supers[t, row - SPEC.num_sampled])
                 if known < 0:
                     assert place == inputs.rows.size + num_global

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,6 @@ class Choice:
 def count_splits(num_layers: int, pp: int) -> int:
     """Splits of ``num_layers`` on ``pp`` stages: C(L - 1, pp - 1)."""
     return math.comb(num_layers - 1, pp - 1) if 1 <= pp <= num_layers else 0
-
-
-def enumerate_splits(num_layers: int, pp: int) -> Iterator[Split]:
-    """All splits in lexicographic order."""
-    for cuts in itertools.combinations(range(1, num_layers), pp - 1):
-        ends = (*cuts, num_layers)
-        yield tuple(end - begin for begin, end in zip((0, *cuts), ends, strict=True))
 
 
 def caps_within(tables: StageTables, need_bytes: int) -> list[int]:

@@ -8,11 +8,6 @@ def microbatch_targets(batch_size: int, dp: int, num_microbatches: int) -> int:
     return -(-batch_size // (dp * num_microbatches))
 
 
-def padded_batch(batch_size: int, dp: int, num_microbatches: int) -> int:
-    """Targets of a padded global batch, a multiple of dp x K."""
-    return microbatch_targets(batch_size, dp, num_microbatches) * dp * num_microbatches
-
-
 def steps_per_epoch(num_train: int, batch_size: int) -> int:
     """Optimizer steps of one epoch; a batch larger than the training set is one padded step."""
     return max(1, -(-num_train // batch_size))

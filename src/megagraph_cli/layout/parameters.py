@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -17,8 +21,12 @@ class ParameterCounts:
     head: int
     shared: int
 
-    def of_stage(self, num_layers: int, *, first: bool, last: bool) -> int:
-        """Parameters that a stage with ``num_layers`` layers holds."""
+    @overload
+    def of_stage(self, num_layers: int, *, first: bool, last: bool) -> int: ...
+    @overload
+    def of_stage(self, num_layers: NDArray[np.float64], *, first: bool, last: bool) -> NDArray[np.float64]: ...
+    def of_stage(self, num_layers: int | NDArray[np.float64], *, first: bool, last: bool) -> int | NDArray[np.float64]:
+        """Parameters that a stage with ``num_layers`` layers holds, for one number of layers or an array of them."""
         return self.shared + num_layers * self.layer + first * self.input + last * self.head
 
     def of_model(self, num_layers: int) -> int:

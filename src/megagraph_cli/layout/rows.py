@@ -42,11 +42,3 @@ class RowLayout:
         """Rows of one rank in the padded sequence."""
         start = cp_rank * self.rows_per_rank
         return range(start, start + self.rows_per_rank)
-
-    def kind_of(self, row: int) -> str:
-        """``node``, ``super``, ``global`` or ``padding``."""
-        if row < self.num_sampled:
-            return "node"
-        if row < self.num_sampled + self.num_super:
-            return "super"
-        return "global" if row < self.sequence_rows else "padding"
