@@ -180,3 +180,12 @@ def test_a_later_command_that_is_told_otherwise_exits_4() -> None:
         with pytest.raises(MgraphError, match=key) as caught:
             recipes.check_matches(workload, path, **told)
         assert caught.value.exit_code == EXIT_STALE
+
+
+@pytest.mark.parametrize("dataset", ["citeseer", "demo", "synthetic:nodes=10,edges=20"])
+def test_sets_for_names_what_differs_and_nothing_else(dataset: str) -> None:
+    sets = ["model.embedding=both", "train.lr=0.025", "train.dtype=float64", "dataset.split=random:0.5,0.25,0.25"]
+    changed = recipes.resolve(dataset, None, sets)
+    assert recipes.resolve(dataset, None, recipes.sets_for(changed)) == changed
+    assert set(recipes.sets_for(changed)) == set(sets)
+    assert recipes.sets_for(recipes.resolve(dataset, None, [])) == ()

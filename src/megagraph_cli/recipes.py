@@ -99,6 +99,12 @@ def apply(recipe: Recipe, overrides: Overrides) -> Recipe:
     return _typed(values, None, overrides)
 
 
+def sets_for(recipe: Recipe) -> tuple[str, ...]:
+    """The ``--set`` texts that make ``--dataset NAME`` alone come to ``recipe``."""
+    plain = _flat(resolve(recipe.dataset.name, None, ()))
+    return tuple(f"{key}={value}" for key, value in _flat(recipe).items() if plain[key] != value)
+
+
 def check_matches(
     workload: Workload, artifact: Path, *, dataset: str | None, recipe: str | None, sets: Sequence[str]
 ) -> None:

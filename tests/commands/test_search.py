@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megagraph_cli import recipes
+from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.commands import fit, search
 from megagraph_cli.commands.search import SearchRequest
@@ -55,7 +58,7 @@ def test_overrides_change_the_workload_and_are_said_to_extrapolate(request_: Sea
         ({"overrides": {"model.hidden_dim": "64"}}, 2, "profile again"),
         ({"overrides": {"model.num_layers": "four"}}, 2, "model.num_layers=four"),
         ({"overrides": {"batch.batch_size": "0"}}, 2, "batch.batch_size=0"),
-        ({"device": "cuda"}, 4, "--device says cuda"),
+        ({"device": "cuda"}, 4, "made for cpu, not cuda"),
         ({"mem_bytes": 1000}, 3, "--mem 193MiB"),
         ({"gpus": 5000}, 2, "--gpus 5000"),
         ({"pp": 3}, 2, "--pp 3"),
@@ -75,10 +78,45 @@ def test_a_pinned_split_is_taken_as_it_is(request_: SearchRequest, tmp_path: Pat
     assert (plan.layers_per_stage, plan.num_microbatches, plan.schedule) == ([1, 3], 4, "1f1b")
 
 
-def test_the_table_has_a_row_for_every_stage(request_: SearchRequest, tmp_path: Path) -> None:
+def test_the_largest_stage_is_the_plans_peak(request_: SearchRequest, tmp_path: Path) -> None:
     plan = search.run(replace(request_, pp=2, cp=1), tmp_path / "plan.json")
-    rows = search.explain_table(plan)
-    assert [row["layers"] for row in rows] == plan.layers_per_stage
     assert plan.predicted is not None
-    assert max(row["total_bytes"] for row in rows) == plan.predicted.peak_bytes
-    assert all(row["total_bytes"] == sum(row["memory_bytes"].values()) for row in rows)
+    totals = [sum(stage.memory_bytes.values()) for stage in plan.predicted.stages]
+    assert len(totals) == len(plan.layers_per_stage) == 2
+    assert max(totals) == plan.predicted.peak_bytes
+
+
+def test_gradients_larger_than_any_measured_message_are_said_to_extrapolate(
+    request_: SearchRequest, tmp_path: Path
+) -> None:
+    path = request_.cost_model_path
+    found = CostModel.load(path)
+    weights = found.workload.parameters().of_model(found.workload.model.num_layers) * found.workload.itemsize_bytes
+    narrow = found.measured.model_copy(update={"message_bytes": weights - 1})
+    found.model_copy(update={"measured": narrow}).save(path)
+    for degrees, expected in (({"dp": 2}, [(weights - 1, weights)]), ({"cp": 2}, [(weights - 1, weights)])):
+        plan = search.run(replace(request_, gpus=2, pp=1, **degrees), tmp_path / "plan.json")
+        said = [(each.measured_max, each.asked) for each in plan.extrapolated if each.quantity == "message_bytes"]
+        assert said == expected
+    alone = search.run(replace(request_, gpus=1), tmp_path / "plan.json")
+    assert "message_bytes" not in {each.quantity for each in alone.extrapolated}
+
+
+def test_a_term_that_was_never_measured_is_added_by_the_call_that_is_named(tmp_path: Path) -> None:
+    profile = planted.profile(gpus=1)
+    profile.save(tmp_path / "profile.json")
+    fit.run(tmp_path / "profile.json", tmp_path / "cost_model.json", force=False)
+    with pytest.raises(MgraphError) as caught:
+        search.run(SearchRequest(tmp_path / "cost_model.json", gpus=8), tmp_path / "plan.json")
+    assert caught.value.exit_code == 4
+    call = shlex.split(caught.value.message.split("`")[1])
+    assert call[:2] == ["mgraph", "profile"]
+    flags = list(zip(call[2::2], call[3::2], strict=True))
+    assert [value for flag, value in flags if flag in ("--gpus", "--device")] == ["cpu", "2"]
+    (dataset,) = (value for flag, value in flags if flag == "--dataset")
+    sets = [value for flag, value in flags if flag == "--set"]
+    assert recipes.resolve(dataset, None, sets) == profile.workload.recipe()
+
+
+def test_force_plans_for_another_device(request_: SearchRequest, tmp_path: Path) -> None:
+    assert search.run(replace(request_, device="cuda", force=True), tmp_path / "plan.json").device == "cuda"

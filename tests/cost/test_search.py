@@ -184,4 +184,4 @@ def test_what_was_never_measured_names_the_call_that_measures_it(tmp_path: Path)
     with pytest.raises(MgraphError) as caught:
         searched(model, 2, 1 << 50)
     assert caught.value.exit_code == 4
-    assert "mgraph profile --dataset demo --gpus 2" in caught.value.message
+    assert "mgraph profile --dataset demo --device cpu --gpus 2" in caught.value.message

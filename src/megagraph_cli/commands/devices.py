@@ -27,7 +27,8 @@ def choose_device(asked: str) -> Device:
 def device_of_artifact(asked: str | None, made_for: Device, path: Path, *, force: bool) -> Device:
     """The device an artifact was made for; ``auto`` and nothing mean that one.
 
-    Raises MgraphError (exit 4) when another is asked for; ``force`` takes the one asked for.
+    Raises MgraphError (exit 4) when another is asked for; ``force`` takes the one asked for. Whether this machine has
+    it is another question: a plan may be for elsewhere.
     """
     if asked in (None, "auto", made_for):
         return made_for
@@ -36,7 +37,7 @@ def device_of_artifact(asked: str | None, made_for: Device, path: Path, *, force
             f"{path} was made for {made_for}, not {asked}; run mgraph profile --device {asked}, or pass --force",
             EXIT_STALE,
         )
-    return choose_device(str(asked))
+    return "cuda" if asked == "cuda" else "cpu"
 
 
 def count_workers(device: Device, asked: int | None) -> int:

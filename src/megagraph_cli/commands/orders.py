@@ -148,4 +148,4 @@ def _check_resumable(overrides: dict[str, Any], workload: Workload, run_dir: Pat
 def _device(request: TrainRequest, plan: Plan, source: Path) -> Device:
     if plan.device is None:  # written by hand
         return choose_device(request.device or "auto")
-    return device_of_artifact(request.device, plan.device, source, force=request.force)
+    return choose_device(device_of_artifact(request.device, plan.device, source, force=request.force))

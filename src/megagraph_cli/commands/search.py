@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+
+from megagraph_cli import recipes
 from megagraph_cli.artifacts.base import reference_to
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import BriefForecast, BriefPlan, Dims, Extrapolation, Plan, SearchCounts
 from megagraph_cli.artifacts.workload import Workload
-from megagraph_cli.cost.predict import Predictor, Setting, boundary_bytes
+from megagraph_cli.commands.devices import device_of_artifact
+from megagraph_cli.cost.predict import Predictor, boundary_bytes, role_of
 from megagraph_cli.cost.search import Found, SearchResult, search
 from megagraph_cli.cost.space import Pins
-from megagraph_cli.errors import EXIT_STALE, MgraphError
+from megagraph_cli.errors import MgraphError
 
 OVERRIDES = {
     "model.num_layers": ("model", "num_layers", 10_000),
@@ -47,19 +50,15 @@ def run(request: SearchRequest, out: Path) -> Plan:
     that was never measured, and what ``CostModel.load`` raises.
     """
     cost_model = CostModel.load(request.cost_model_path, force=request.force)
-    if request.device not in (None, "auto", cost_model.machine.device) and not request.force:
-        raise MgraphError(
-            f"{request.cost_model_path} was measured on {cost_model.machine.device} but --device says "
-            f"{request.device}; leave --device out or profile on {request.device}",
-            EXIT_STALE,
-        )
+    device = device_of_artifact(request.device, cost_model.machine.device, request.cost_model_path, force=request.force)
     workload = overridden(cost_model.workload, request.overrides)
-    predictor = Predictor(cost_model, workload)
+    predictor = Predictor(cost_model, workload, recipes.sets_for(cost_model.workload.recipe()))
     gpus = cost_model.machine.num_devices if request.gpus is None else request.gpus
     mem_bytes = cost_model.machine.memory_bytes if request.mem_bytes is None else request.mem_bytes
     result = search(predictor, gpus, mem_bytes, _pins(request), request.top)
     plan = plan_of(predictor, result, gpus, mem_bytes)
-    return plan.model_copy(update={"inputs": [reference_to(request.cost_model_path)]}).save(out)
+    made = {"inputs": [reference_to(request.cost_model_path)], "device": device}
+    return plan.model_copy(update=made).save(out)
 
 
 def _pins(request: SearchRequest) -> Pins:
@@ -128,7 +127,7 @@ def _extrapolated(predictor: Predictor, best: Found, gpus: int) -> list[Extrapol
         ("gpus", measured.gpus, gpus),
         ("layers", measured.layers, max(best.choice.split)),
         ("microbatch_size", measured.microbatch_size, size.microbatch),
-        ("message_bytes", measured.message_bytes, _largest_message(predictor, best.setting)),
+        ("message_bytes", measured.message_bytes, _largest_message(predictor, best)),
     ]
     return [
         Extrapolation(quantity=quantity, measured_max=float(most), asked=float(value))
@@ -137,20 +136,16 @@ def _extrapolated(predictor: Predictor, best: Found, gpus: int) -> list[Extrapol
     ]
 
 
-def _largest_message(predictor: Predictor, setting: Setting) -> int:
-    return boundary_bytes(predictor.workload, predictor.size(setting)) if setting.dims.pp > 1 else 0
-
-
-def explain_table(plan: Plan) -> list[dict[str, Any]]:
-    """Rows for the console, one a stage: ``stage, layers, time_s, total_bytes, memory_bytes {term: bytes}``."""
-    assert plan.predicted is not None, "a plan of the search has a forecast"
-    return [
-        {
-            "stage": stage,
-            "layers": layers,
-            "time_s": forecast.time_s,
-            "total_bytes": sum(forecast.memory_bytes.values()),
-            "memory_bytes": dict(forecast.memory_bytes),
-        }
-        for stage, (layers, forecast) in enumerate(zip(plan.layers_per_stage, plan.predicted.stages, strict=True))
-    ]
+def _largest_message(predictor: Predictor, best: Found) -> int:
+    """Bytes of a step's largest message: a boundary activation, or a stage's gradients summed over dp x cp."""
+    setting, dims = best.setting, best.setting.dims
+    messages = [0]
+    if dims.pp > 1:
+        messages.append(boundary_bytes(predictor.workload, predictor.size(setting)))
+    if dims.dp * dims.cp > 1:
+        held = [
+            predictor.parameters_bytes(role_of(stage, dims.pp), np.array([float(layers)]))
+            for stage, layers in enumerate(best.choice.split)
+        ]
+        messages.append(int(max(each[0] for each in held)))
+    return max(messages)

@@ -20,6 +20,7 @@ from megagraph_cli.cost.terms import (
     host_regressors,
     never_measured,
     p2p_regressors,
+    profile_call,
     sample_regressors,
 )
 
@@ -43,14 +44,15 @@ class Observation:
     value: float
 
 
-def fit(profile: Profile) -> CostModel:
+def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
     """Coefficients of every term, held-out quality and margin; a function of the profile.
 
     The coefficients come from all samples; quality and margin from a fit that left every fourth sample of a group
-    out. Raises MgraphError (exit 4) where the profile lacks a term that every plan needs.
+    out. ``sets`` are the ``--set`` texts with which ``mgraph profile`` measures this workload.
+    Raises MgraphError (exit 4) where the profile lacks a term that every plan needs.
     """
     usable = [sample for sample in profile.compute if not sample.out_of_memory]
-    _check_complete(profile, usable)
+    _check_complete(profile, usable, sets)
     observations = compute_observations(usable) + link_observations(profile) + host_observations(profile)
     held_out = _held_out(observations)
     kept = [item for item, out in zip(observations, held_out, strict=True) if not out]
@@ -74,8 +76,9 @@ def fit(profile: Profile) -> CostModel:
     )
 
 
-def _check_complete(profile: Profile, usable: Sequence[ComputeSample]) -> None:
-    remedy = f"mgraph profile --dataset {profile.workload.dataset.name}"
+def _check_complete(profile: Profile, usable: Sequence[ComputeSample], sets: Sequence[str]) -> None:
+    machine = profile.machine
+    remedy = f"{profile_call(profile.workload, machine.device, sets)} --gpus {machine.num_devices}"
     found = {sample.module for sample in usable}
     for module in (*MODULES, "optimizer"):
         if module not in found:

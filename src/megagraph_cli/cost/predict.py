@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from megagraph_cli.cost.terms import (
     host_regressors,
     p2p_regressors,
     part_regressors,
+    profile_call,
 )
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
 from megagraph_cli.layout.dims import ParallelDims
@@ -90,6 +92,8 @@ class Predictor:
 
     cost_model: CostModel
     workload: Workload
+    sets: tuple[str, ...] = ()
+    """The ``--set`` texts with which ``mgraph profile`` measures the cost model's workload."""
     _roles: dict[object, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -105,8 +109,12 @@ class Predictor:
         return math.ceil(self.terms["margin"]["relative"] * peak_bytes)
 
     def remedy(self, gpus: int = 1) -> str:
-        """The ``mgraph profile`` call that measures what is missing."""
-        return f"mgraph profile --dataset {self.workload.dataset.name} --gpus {max(gpus, 1)}"
+        """The ``mgraph profile`` call that measures what is missing: ``gpus`` workers, or as many as last time."""
+        return f"{self._profile_call} --gpus {max(gpus, self.cost_model.machine.num_devices)}"
+
+    @cached_property
+    def _profile_call(self) -> str:
+        return profile_call(self.cost_model.workload, self.cost_model.machine.device, self.sets)
 
     def size(self, setting: Setting, layers: object = 0) -> Size:
         dims = setting.dims
@@ -123,7 +131,7 @@ class Predictor:
         total = np.zeros(len(layers))
         for part in ["stage", *self.parts_of(role)]:
             regressors = part_regressors(quantity, part, size)
-            total = total + evaluate(self.terms, quantity, regressors, remedy=self.remedy(size.cp))
+            total = total + evaluate(self.terms, quantity, regressors, remedy=self.remedy(min(size.cp, 2)))
         return total
 
     def p2p_s(self, setting: Setting) -> float:
@@ -135,8 +143,7 @@ class Predictor:
 
     def parameters_bytes(self, role: Role, layers: Array) -> Array:
         """Bytes of a stage's weights."""
-        counts = self.workload.parameters()
-        held = counts.shared + layers * counts.layer + role.first * counts.input + role.last * counts.head
+        held = self.workload.parameters().of_stage(layers, first=role.first, last=role.last)
         return held * self.workload.itemsize_bytes
 
     def tail_s(self, setting: Setting, role: Role, layers: Array) -> Array:
@@ -191,7 +198,7 @@ class Predictor:
             boundary=boundary_bytes(self.workload, self.size(setting)) * ((not role.first) + (not role.last)),
             num_microbatches=setting.num_microbatches,
             in_flight=setting.in_flight(stage),
-            remedy=self.remedy(setting.dims.cp),
+            remedy=self.remedy(min(setting.dims.cp, 2)),
         )
 
     def tables(self, setting: Setting) -> StageTables:

@@ -8,6 +8,7 @@ every prediction grows with every size (paper.md, "Profile -> Model -> Search").
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 
 Array = NDArray[np.float64]
@@ -245,6 +247,13 @@ def evaluate(terms: Mapping[str, Mapping[str, float]], quantity: str, regressors
         elif np.any(np.asarray(value) != 0):
             raise never_measured(f"{quantity} {name}", remedy)
     return total
+
+
+def profile_call(workload: Workload, device: str, sets: Sequence[str]) -> str:
+    """The ``mgraph profile`` call for a workload, but for ``--gpus``; ``sets`` are its ``--set`` texts."""
+    call = ["mgraph", "profile", "--dataset", workload.dataset.name]
+    call += [word for text in sets for word in ("--set", text)]
+    return shlex.join([*call, "--device", device])
 
 
 def never_measured(what: str, remedy: str) -> MgraphError:
