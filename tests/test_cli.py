@@ -18,17 +18,15 @@ from megagraph_cli import __version__, cli
 from megagraph_cli.errors import EXIT_INFEASIBLE, EXIT_STALE, EXIT_UNEXPECTED, EXIT_USAGE, MgraphError
 from tests.artifacts import examples
 
-SHARED = {"--root", "--cache", "--json", "--yes", "--debug", "--recipe"}
+SHARED = {"--root", "--cache", "--json", "--yes", "--debug", "--recipe", "--dataset", "--set", "--device"}
 OPTIONS = {
-    "data": SHARED | {"NAME", "--set"},
-    "profile": SHARED | {"--dataset", "--set", "--device", "--gpus", "--quick", "-o", "--out"},
-    "fit": SHARED | {"PROFILE", "--dataset", "--device", "-o", "--out", "--force"},
+    "data": SHARED | {"NAME"},
+    "profile": SHARED | {"--gpus", "--quick", "-o", "--out"},
+    "fit": SHARED | {"PROFILE", "-o", "--out", "--force"},
     "search": SHARED
-    | {"--dataset", "--set", "--device", "--gpus", "--mem", "--cost-model", "-o", "--out", "--force", "--top"}
+    | {"--gpus", "--mem", "--cost-model", "-o", "--out", "--force", "--top"}
     | {"--pp", "--cp", "--dp", "--microbatches", "--schedule", "--layers"},
-    "train": SHARED
-    | {"--dataset", "--set", "--device", "--plan", "--epochs", "--max-steps", "--run-dir", "--resume"}
-    | {"--dry-run", "--force"},
+    "train": SHARED | {"--plan", "--epochs", "--max-steps", "--run-dir", "--resume"} | {"--dry-run", "--force"},
 }
 """The command line that users script against. It changes on purpose only, together with the contracts."""
 
@@ -85,6 +83,8 @@ def test_version_and_help_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
         (["data", "nonsense"], EXIT_USAGE, "nonsense"),
         (["data", "demo", "--nonsense"], EXIT_USAGE, "--nonsense"),
         (["data", "demo", "--set", "nonsense"], EXIT_USAGE, "section.key=value"),
+        (["data", "demo", "--dataset", "cora"], EXIT_USAGE, "--dataset says cora"),
+        (["data", "demo", "--device", "tpu"], EXIT_USAGE, "--device"),
         (["profile"], EXIT_USAGE, "--dataset"),
         (["profile", "--dataset", "demo", "--gpus", "0"], EXIT_USAGE, "--gpus"),
         (["profile", "--dataset", "demo", "--gpus", "two"], EXIT_USAGE, "--gpus"),
@@ -102,6 +102,8 @@ def test_version_and_help_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
         (["search", "--cost-model", "fitted.json", "--device", "cuda"], EXIT_STALE, "cuda"),
         (["fit", "measured.json", "--device", "cuda"], EXIT_STALE, "cuda"),
         (["fit", "measured.json", "--recipe", "products"], EXIT_STALE, "products"),
+        (["fit", "measured.json", "--set", "train.lr=0.75"], EXIT_STALE, "train.lr"),
+        (["fit", "measured.json", "--set", "nonsense"], EXIT_USAGE, "section.key=value"),
         (["train"], EXIT_USAGE, "plan.json"),
         (["train", "--plan", "cut.json"], EXIT_USAGE, "whole JSON"),
         (["train", "--plan", "measured.json"], EXIT_STALE, "mgraph.plan/1"),
@@ -181,7 +183,7 @@ def test_a_keyboard_interrupt_is_130(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_windows_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.sys, "platform", "win32")
+    monkeypatch.setattr(sys, "platform", "win32")
     code, _, err = call(capsys, "--version")
     assert code == EXIT_USAGE
     assert "Windows" in err
@@ -193,7 +195,7 @@ def test_data_prints_a_table_on_stderr_or_one_json_object_on_stdout(
     code, out, err = call(capsys, "data", "demo", "--cache", str(tmp_path))
     assert (code, out) == (0, "")
     assert "nodes" in err
-    code, out, err = call(capsys, "data", "demo", "--cache", str(tmp_path), "--json")
+    code, out, err = call(capsys, "data", "--dataset", "demo", "--cache", str(tmp_path), "--device", "cpu", "--json")
     assert (code, err) == (0, "")
     facts = json.loads(out)
     assert facts["train"] + facts["val"] + facts["test"] == facts["nodes"] - facts["unlabelled"]

@@ -1,23 +1,20 @@
-"""The command line: options become one call each. The only place that exits, and reads the environment."""
+"""The command line: options become one call each. Reads the environment."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
-import traceback
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from megagraph_cli import __version__, recipes
-from megagraph_cli.console import Screen, print_error, print_json, print_line
-from megagraph_cli.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNEXPECTED, EXIT_USAGE, MgraphError
+from megagraph_cli.console import Screen, print_json, print_line
+from megagraph_cli.edge import run_and_exit
+from megagraph_cli.errors import MgraphError
 from megagraph_cli.options import (
     CacheOption,
     DatasetOption,
@@ -36,8 +33,6 @@ from megagraph_cli.options import (
 from megagraph_cli.units import parse_bytes
 
 if TYPE_CHECKING:
-    from megagraph_cli.artifacts.workload import Workload
-    from megagraph_cli.commands.devices import Device as DeviceName
     from megagraph_cli.commands.workloads import Folders
 
 # Command modules are imported inside the commands: --help, fit and search must not wait for torch or numba.
@@ -67,11 +62,15 @@ def _root(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A dataset, synthetic:..., or a .npz or .pt file.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A dataset, synthetic:..., or a .npz or .pt file.")
+    ] = None,
+    dataset: DatasetOption = None,
     recipe: RecipeOption = None,
     sets: SetOption = None,
     root: RootOption = None,
     cache: CacheOption = None,
+    device: DeviceOption = None,  # noqa: ARG001 (a prepared graph serves every device)
     as_json: JsonOption = False,
     yes: YesOption = False,
     debug: DebugOption = False,  # noqa: ARG001 (main reads it)
@@ -82,7 +81,11 @@ def data(
     from megagraph_cli.commands import tables
     from megagraph_cli.commands.workloads import prepare
 
-    resolved = recipes.resolve(name, recipe, sets or [])
+    if name is not None and dataset not in (None, name):
+        raise MgraphError(f"NAME says {name} but --dataset says {dataset}; name one graph")
+    if name is None and dataset is None and recipe is None:
+        raise MgraphError("nothing says which graph; give its NAME, or --recipe")
+    resolved = recipes.resolve(name or dataset, recipe, sets or [])
     screen = Screen.stderr()
     facts = command.describe(*prepare(resolved.dataset, folders, screen))
     if as_json:
@@ -130,6 +133,7 @@ def fit(
     force: ForceOption = False,
     dataset: DatasetOption = None,
     recipe: RecipeOption = None,
+    sets: SetOption = None,
     root: RootOption = None,  # noqa: ARG001 (no graph is read here: scripts may pass one set of flags everywhere)
     cache: CacheOption = None,  # noqa: ARG001
     device: DeviceOption = None,
@@ -141,10 +145,12 @@ def fit(
     from megagraph_cli.artifacts.profile import Profile
     from megagraph_cli.commands import fit as command
     from megagraph_cli.commands import tables
+    from megagraph_cli.commands.devices import device_of_artifact
 
-    if (dataset or recipe or device) and not force:
+    if (dataset or recipe or sets or device) and not force:
         found = Profile.load(profile_path)
-        _check_told(found.workload, found.machine.device, profile_path, dataset, recipe, device)
+        recipes.check_matches(found.workload, profile_path, dataset=dataset, recipe=recipe, sets=sets or ())
+        device_of_artifact(device, found.machine.device, profile_path, force=False)
     cost_model = command.run(profile_path, out, force=force)
     if as_json:
         print_json(cost_model.model_dump(mode="json", by_alias=True) | {"out": str(out)})
@@ -187,7 +193,7 @@ def search(
 
     if (dataset or recipe) and not force:
         found = CostModel.load(cost_model)
-        _check_told(found.workload, found.machine.device, cost_model, dataset, recipe, None)
+        recipes.check_matches(found.workload, cost_model, dataset=dataset, recipe=recipe, sets=())
     request = command.SearchRequest(
         cost_model_path=cost_model,
         gpus=gpus,
@@ -279,15 +285,6 @@ def _folders(root: Path | None, cache: Path | None, accept_download: bool) -> Fo
     return Folders(root.expanduser(), cache.expanduser(), accept_download)
 
 
-def _check_told(
-    workload: Workload, made_for: DeviceName, path: Path, dataset: str | None, recipe: str | None, device: str | None
-) -> None:
-    from megagraph_cli.commands.devices import device_of_artifact
-
-    recipes.check_matches(workload, path, dataset=dataset, recipe=recipe, sets=())
-    device_of_artifact(device, made_for, path, force=False)
-
-
 def _layers(text: str) -> list[int]:
     try:
         layers = [int(part) for part in text.split(",")]
@@ -299,58 +296,8 @@ def _layers(text: str) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and exit with its code (contracts: 0, 1, 2, 3, 4, 5, 130)."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(_guarded(arguments, as_json="--json" in arguments, debug="--debug" in arguments))
-
-
-def _guarded(arguments: list[str], *, as_json: bool, debug: bool) -> int:
-    if not debug:  # one sentence on stderr, not a library's remarks
-        warnings.simplefilter("ignore")
-    try:
-        return _run(arguments)
-    except MgraphError as error:
-        failure = error
-    except (KeyboardInterrupt, typer.Abort):
-        failure = MgraphError("interrupted; run the command again", EXIT_INTERRUPTED)
-    except Exception as error:
-        failure = _as_failure(error)
-        if debug:
-            traceback.print_exc()
-    if debug and failure.exit_code != EXIT_UNEXPECTED:
-        traceback.print_exception(failure)
-    print_error(failure.message)
-    if as_json:
-        print_json({"error": {"code": failure.exit_code, "message": failure.message, **failure.details}})
-    return failure.exit_code
-
-
-def _run(arguments: list[str]) -> int:
-    if sys.platform == "win32":
-        raise MgraphError("mgraph runs on Linux and macOS, not on Windows; use WSL or a container")
-    signal.signal(signal.SIGTERM, _interrupt)
-    result = typer.main.get_command(app).main(args=arguments, prog_name="mgraph", standalone_mode=False)
-    if result == EXIT_INTERRUPTED:  # typer turned a KeyboardInterrupt into its own exit
-        raise KeyboardInterrupt
-    return result if isinstance(result, int) else EXIT_OK
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    raise KeyboardInterrupt
-
-
-def _as_failure(error: Exception) -> MgraphError:
-    """The sentence for an error that is not ours: typer's usage errors (exit 2), else an unexpected one (exit 1)."""
-    format_message: Any = getattr(error, "format_message", None)
-    if format_message is not None:  # typer's own copy of click keeps its classes private
-        said = " ".join(str(format_message()).replace("Value error, ", "").split()).rstrip(".")
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "mgraph"
-        return MgraphError(f"{said[:1].lower()}{said[1:]}; see {command} --help", EXIT_USAGE)
-    said = " ".join(str(error).split()) or "no message"
-    return MgraphError(
-        f"unexpected {type(error).__name__}: {said}; run it again with --debug to see the traceback", EXIT_UNEXPECTED
-    )
+    """Run one command and exit with its code."""
+    run_and_exit(app, sys.argv[1:] if arguments is None else arguments)
 
 
 if __name__ == "__main__":

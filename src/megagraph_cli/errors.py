@@ -14,7 +14,7 @@ EXIT_INTERRUPTED = 130
 class MgraphError(Exception):
     """A failure the user can act on: one sentence that names the thing at fault and the way out.
 
-    Raised anywhere, handled once in ``cli.py``. ``details`` are extra fields for the ``--json`` error
+    Raised anywhere, handled once in ``edge.py``. ``details`` are extra fields for the ``--json`` error
     object (for example ``minimum_bytes`` of an infeasible search).
     """
 

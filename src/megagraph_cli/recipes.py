@@ -117,7 +117,9 @@ def check_matches(
     if recipe is not None:
         asked = _flat(resolve(dataset, recipe, sets))
     elif dataset is not None:
-        asked["dataset.name"] = absolute_dataset(dataset)
+        asked["dataset.name"] = dataset
+    if "dataset.name" in asked:
+        asked["dataset.name"] = absolute_dataset(str(asked["dataset.name"]))
     found = _flat(workload.recipe())
     for key, value in asked.items():
         if found[key] != value:
