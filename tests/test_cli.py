@@ -231,7 +231,7 @@ from megagraph_cli import cli
 try:
     cli.main(sys.argv[1:])
 except SystemExit:
-    heavy = [name for name in ("torch", "numba", "torch_geometric", "ogb") if name in sys.modules]
+    heavy = [name for name in ("torch", "numba", "torch_geometric", "pandas") if name in sys.modules]
     print("HEAVY", heavy, file=sys.stderr)
 """
 

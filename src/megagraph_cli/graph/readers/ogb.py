@@ -1,6 +1,7 @@
-"""OGB's raw node-property folders: gzipped CSV tables, read in blocks by pandas (ogb itself depends on it).
+"""The Open Graph Benchmark's (OGB) raw node-property folders: gzipped CSV tables, read in blocks by pandas.
 
-The ogb package's own reader caches pickles beside the raw files and asks on stdin, so only its layout is used.
+The ogb package itself does not serve here: it asks on stdin before it downloads, writes pickles beside the raw files,
+which may be read-only and which newer torch refuses to load, and looks for a newer version when it is imported.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def read_ogb(folder: Path, split: str) -> RawGraph:
 
 def _blocks(path: Path, dtype: Any) -> Iterator[NDArray[Any]]:
     """The table in blocks of rows [rows, columns]; nothing where it is empty."""
-    import pandas  # type: ignore[import-untyped]
+    import pandas
 
     columns = pandas.read_csv(path, header=None, nrows=1).shape[1]
     rows = max(1, _BLOCK_ENTRIES // columns)
