@@ -6,7 +6,7 @@ BIN := .venv/bin
 MGRAPH := ../$(BIN)/mgraph
 BENCH ?=
 
-.PHONY: setup demo test check parity bench
+.PHONY: setup demo test lint check parity bench
 
 setup: .venv/.installed
 
@@ -28,10 +28,12 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
-check: setup
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
 	$(BIN)/python -m pytest -m "not slow and not ranks"
 
 parity: setup
