@@ -3,8 +3,9 @@
     python bench/accuracy.py [--datasets citeseer,cora,computers,photo] [--seeds 42,0,1] [--gpus 2]
 
 For every dataset and split seed (random 60/20/20): `mgraph train` with the recipe that ships, data parallel over
-`--gpus` CPU workers, and two-layer GCN and MLP of torch-geometric, each tested at its best validation epoch. Raw files
-lie under MGRAPH_DATA. Prints mean and standard error over the seeds, and the training time of mgraph.
+`--gpus` CPU workers, a two-layer GCN of torch-geometric and a two-layer MLP in plain torch, each tested at its best
+validation epoch. Raw files lie under MGRAPH_DATA. Prints mean and standard error over the seeds, and the training time
+of mgraph.
 """
 
 from __future__ import annotations
