@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from rich import box
 from rich.console import Console
@@ -83,17 +84,29 @@ class Screen:
 
 
 def print_json(values: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
-    print_line(json.dumps(values, sort_keys=True, ensure_ascii=False))
+    """One JSON object on stdout, in ASCII: paths that are no UTF-8 and terminals of any encoding must not break it."""
+    print_line(json.dumps(values, sort_keys=True))
 
 
 def print_line(text: str) -> None:
     """One line on stdout."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    _print(sys.stdout, text)
 
 
 def print_error(text: str) -> None:
     """One sentence on stderr."""
-    sys.stderr.write(f"mgraph: {text}\n")
-    sys.stderr.flush()
+    _print(sys.stderr, f"mgraph: {text}")
+
+
+def _print(stream: TextIO | None, text: str) -> None:
+    """One line on ``stream``; a reader that is gone (``| head``) or a stream closed from the start changes nothing."""
+    if stream is None:
+        return
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end: what is left goes nowhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
