@@ -129,7 +129,7 @@ def read_json(path: Path, made_by: str) -> Any:
         raise MgraphError(f"{path} cannot be read ({reason}); name a readable file") from error
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise MgraphError(f"{path} is not whole JSON ({error}); make it again with {made_by}") from error
 
 

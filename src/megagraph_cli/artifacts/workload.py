@@ -14,13 +14,18 @@ from megagraph_cli.layout.splits import parse_split
 MAX_ROWS = 2**15 - 1
 """Rows of a sequence: places within one are 16-bit numbers."""
 
+MAX_SEED = 2**63 - 1
+"""Seeds are keys of the sampler's streams, which are 64-bit numbers."""
+MAX_BATCH_SIZE = 2**31 - 1
+"""Targets of a batch, padding included, are at most as many as nodes can be."""
+
 
 class DatasetSection(Part):
     """``[dataset]``: which graph, which split, which metric."""
 
     name: str = Field(min_length=1)
     split: str = "auto"
-    split_seed: int = Field(default=42, ge=0)
+    split_seed: int = Field(default=42, ge=0, le=MAX_SEED)
     metric: Literal["accuracy", "roc_auc"] = "accuracy"
 
     @field_validator("split")
@@ -58,7 +63,7 @@ class ModelSection(Part):
 class BatchSection(Part):
     """``[batch]``: targets per optimizer step and the shape of a sequence."""
 
-    batch_size: int = Field(default=1024, ge=1)
+    batch_size: int = Field(default=1024, ge=1, le=MAX_BATCH_SIZE)
     num_sampled: int = Field(default=15, ge=1)
     num_super: int = Field(default=1, ge=0)
     num_global: int = Field(default=1, ge=0)
@@ -86,7 +91,7 @@ class TrainSection(Part):
     grad_clip: float = Field(default=5.0, ge=0)
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     matmul_precision: Literal["highest", "tf32"] = "highest"
-    rng_seed: int = Field(default=0, ge=0)
+    rng_seed: int = Field(default=0, ge=0, le=MAX_SEED)
     sampling_update_epochs: int = Field(default=0, ge=0)
 
     @field_validator("sampling_update_epochs")

@@ -11,7 +11,7 @@ from megagraph_cli import recipes
 from megagraph_cli.artifacts.base import reference_to
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import BriefForecast, BriefPlan, Dims, Extrapolation, Plan, SearchCounts
-from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.artifacts.workload import MAX_BATCH_SIZE, Workload
 from megagraph_cli.commands.devices import device_of_artifact
 from megagraph_cli.cost.predict import Predictor, boundary_bytes, role_of
 from megagraph_cli.cost.search import Found, SearchResult, search
@@ -20,7 +20,7 @@ from megagraph_cli.errors import MgraphError
 
 OVERRIDES = {
     "model.num_layers": ("model", "num_layers", 10_000),
-    "batch.batch_size": ("batch", "batch_size", 2**31 - 1),
+    "batch.batch_size": ("batch", "batch_size", MAX_BATCH_SIZE),
 }
 
 
