@@ -65,3 +65,9 @@ def test_truncated_file_is_one_sentence(keep: float, tmp_path: Path) -> None:
     with pytest.raises(MgraphError, match=r"g\.pt") as caught:
         read_pt(path)
     assert "\n" not in caught.value.message
+
+
+def test_a_file_of_another_kind_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "g.pt").write_text("hello", encoding="utf-8")
+    with pytest.raises(MgraphError, match=r"g\.pt is truncated or damaged \(no entry 101\)"):
+        read_pt(tmp_path / "g.pt")

@@ -56,6 +56,8 @@ def reading(path: Path) -> Iterator[None]:
 
 def _brief(error: BaseException) -> str:
     text = " ".join(str(error).split())
+    if isinstance(error, KeyError):  # it says no more than the key
+        return f"no entry {text[:120]}"
     return text[:120].rstrip(".") or type(error).__name__
 
 
