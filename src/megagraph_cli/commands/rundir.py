@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from megagraph_cli.artifacts.base import reference_to, write_text
+from megagraph_cli.artifacts.base import read_json, reference_to, write_text
 from megagraph_cli.artifacts.plan import BriefForecast, Plan
 from megagraph_cli.artifacts.run import EpochRecord, Failure, Measured, Run
 from megagraph_cli.errors import MgraphError
@@ -94,10 +94,10 @@ def overrides_of(run_dir: Path) -> dict[str, Any]:
     path = run_dir / JOB
     if not path.exists():
         return {}
-    try:
-        overrides: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")).get("overrides", {})
-    except json.JSONDecodeError as error:
-        raise MgraphError(f"{path} is not whole JSON ({error}); start a new run") from error
+    job = read_json(path, "mgraph train")
+    overrides = job.get("overrides", {}) if isinstance(job, dict) else None
+    if not isinstance(overrides, dict):
+        raise MgraphError(f"{path} is no job of mgraph train; start a new run")
     return overrides
 
 
