@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -39,6 +40,7 @@ FAILING_S = 15.0
 TERMINATE_S = 5.0
 _MARK = "MGRAPH_LAUNCH_ID"
 _ONE_SIGNAL_S = 0.5
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def _attempt(spec: Launch) -> Outcome:
             stderr=subprocess.STDOUT,
             env=_environment(spec, mark),
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         watch = _Watch(spec, process, mark, signals)
         try:
@@ -248,6 +251,15 @@ def _counted_signals() -> Iterator[_Signals]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_with_parent() -> None:
+    """Runs in torchrun's process before it starts: the kernel ends it with mgraph, however that ends.
+
+    Workers watch the launcher themselves, but only once they run; torchrun takes along those that do not yet.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def kill_all(process: subprocess.Popen[bytes], mark: str) -> None:

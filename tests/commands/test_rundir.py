@@ -22,3 +22,16 @@ def test_the_overrides_of_a_run_are_found_again(tmp_path: Path) -> None:
     assert rundir.overrides_of(tmp_path) == {}
     rundir.put_job(tmp_path, {"overrides": {"train.lr": 0.5}})
     assert rundir.overrides_of(tmp_path) == {"train.lr": 0.5}
+
+
+def test_two_trainings_do_not_share_a_run_directory(tmp_path: Path) -> None:
+    (tmp_path / rundir.STOP).touch()
+    with rundir.held(tmp_path):
+        assert not (tmp_path / rundir.STOP).exists()
+        (tmp_path / rundir.STOP).touch()
+        with pytest.raises(MgraphError, match=str(tmp_path)) as caught, rundir.held(tmp_path):
+            pytest.fail("a second training went on")
+        assert caught.value.exit_code == EXIT_USAGE
+        assert (tmp_path / rundir.STOP).exists()  # the first one's stop is not the second's to remove
+    with rundir.held(tmp_path):
+        assert not (tmp_path / rundir.STOP).exists()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +58,27 @@ def make(asked: Path | None, resume: Path | None, dataset: str) -> Path:
             run_dir = planned(asked, resume, dataset)
         (run_dir / "logs").mkdir(exist_ok=True)
         (run_dir / "checkpoints").mkdir(exist_ok=True)
-        (run_dir / STOP).unlink(missing_ok=True)
     except OSError as error:
         raise MgraphError(
             f"{run_dir} cannot be made ({error.strerror}); give a writable place with --run-dir"
         ) from error
     return run_dir
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Keep other trainings out of a run directory. Raises MgraphError (exit 2) where one is under way."""
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (run_dir / STOP).unlink(missing_ok=True)
+        yield
+    except BlockingIOError as error:
+        raise MgraphError(
+            f"another mgraph is training in {run_dir}; wait until it ends, or name another directory with --run-dir"
+        ) from error
+    finally:
+        os.close(descriptor)
 
 
 def _made(run_dir: Path, *, exist_ok: bool) -> bool:

@@ -33,11 +33,12 @@ def run(request: TrainRequest, screen: Screen) -> tuple[Run, Path]:
     require_trainable(order.plan.workload.recipe(), graph, split)
     orders.check_graph(order.plan.workload, graph, order.source, force=request.force)
     run_dir = rundir.make(request.run_dir, request.resume, dataset.name)
-    rundir.put_plan(run_dir, order.plan, order.source, changed=order.changed)
-    job_path = rundir.put_job(run_dir, _job(request, order, graph.path, graph_info(graph, split), run_dir))
     steps = steps_per_epoch(int(split.train.size), order.plan.workload.batch.batch_size)
-    _launch(request, order, job_path, steps * order.plan.workload.train.epochs, screen)
-    return _result(run_dir), run_dir
+    with rundir.held(run_dir):
+        rundir.put_plan(run_dir, order.plan, order.source, changed=order.changed)
+        job_path = rundir.put_job(run_dir, _job(request, order, graph.path, graph_info(graph, split), run_dir))
+        _launch(request, order, job_path, steps * order.plan.workload.train.epochs, screen)
+        return _result(run_dir), run_dir
 
 
 def command_line(request: TrainRequest) -> list[str]:
