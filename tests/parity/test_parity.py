@@ -19,8 +19,10 @@ from tests.ranks import run_ranks
 STEP_TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
 GRADIENT_TOLERANCE = 1e-9
 ZERO_TOLERANCE = 1e-12
+DEADLINE_S = 1500
+"""Four workers run 74 plans; on a busy machine of two cores that takes a while."""
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 60)]
 
 
 RAW = Path(os.environ.get("MGRAPH_DATA", "no-data"))
@@ -39,7 +41,8 @@ def graph_path(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(size: int, graph_path: Path, dataset: str, cases: list[Case]) -> list[Outcome]:
-    return run_ranks(size, run_cases, graph_path, dataset, cases)[0]
+    outcomes: list[Outcome] = run_ranks(size, run_cases, graph_path, dataset, cases, deadline_s=DEADLINE_S)[0]
+    return outcomes
 
 
 @pytest.fixture(scope="module")
