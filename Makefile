@@ -25,9 +25,8 @@ demo: setup
 	cd demo && $(MGRAPH) search --gpus 2
 	cd demo && $(MGRAPH) train
 
-# Two at a time: most tests wait for processes to start. A file's tests stay together, they share process groups.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest
 
 lint: setup
 	$(BIN)/ruff check .

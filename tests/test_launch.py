@@ -57,7 +57,7 @@ def pids(folder: Path) -> list[int]:
 
 def assert_all_gone(folder: Path) -> None:
     found = pids(folder)
-    assert len(found) == 2
+    assert 1 <= len(found) <= 2  # the first to fail may end the other before that has written its pid
     left = [pid for pid in found if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
     assert left == []
 
