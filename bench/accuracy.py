@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import sparse
 from torch.nn import functional
 from torch_geometric.nn import GCNConv
 
@@ -46,9 +47,15 @@ class Peer(torch.nn.Module):
         self.edges = () if edge_index is None else (edge_index,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = functional.dropout(x, DROPOUT, self.training)
+        x = drop_entries(x, DROPOUT) if self.training else x
         x = functional.dropout(self.first(x, *self.edges).relu(), DROPOUT, self.training)
         return self.second(x, *self.edges)
+
+
+def drop_entries(x: torch.Tensor, probability: float) -> torch.Tensor:
+    """Dropout of a CSR matrix: dropping a zero changes nothing, so the stored entries are enough."""
+    kept = functional.dropout(x.values(), probability)
+    return torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), kept, x.shape)
 
 
 def peer_accuracy(graph: Graph, split: Split, x: torch.Tensor, *, edges: torch.Tensor | None, seed: int) -> float:
@@ -73,18 +80,20 @@ def peer_accuracy(graph: Graph, split: Split, x: torch.Tensor, *, edges: torch.T
     return at_best
 
 
-def dense_features(graph: Graph) -> torch.Tensor:
-    """Node features [V, F], rows scaled to sum 1 as both peers expect."""
+def sparse_features(graph: Graph) -> torch.Tensor:
+    """Node features [V, F] as CSR, rows scaled to sum 1 as both peers expect."""
     features = graph.features
     assert features is not None
     if isinstance(features, DenseFeatures):
-        x = np.array(features.x[: graph.num_nodes])
+        rows = sparse.csr_matrix(np.array(features.x[: graph.num_nodes]))
     else:
-        x = np.zeros((graph.num_nodes, features.num_columns), dtype=np.float32)
-        last = int(features.indptr[graph.num_nodes])
-        rows = np.repeat(np.arange(graph.num_nodes), np.diff(features.indptr[: graph.num_nodes + 1]))
-        x[rows, features.indices[:last]] = features.data[:last]
-    return torch.from_numpy(x / np.maximum(np.abs(x).sum(1, keepdims=True), 1e-12))
+        indptr = np.array(features.indptr[: graph.num_nodes + 1])
+        stored = features.data[: indptr[-1]], features.indices[: indptr[-1]], indptr
+        rows = sparse.csr_matrix(stored, shape=(graph.num_nodes, features.num_columns))
+    totals = np.maximum(abs(rows).sum(1), 1e-12)
+    scaled = sparse.csr_matrix(rows.multiply(1 / totals), dtype=np.float32)
+    parts = (torch.from_numpy(part) for part in (scaled.indptr, scaled.indices, scaled.data))
+    return torch.sparse_csr_tensor(*parts, size=scaled.shape)
 
 
 def edge_index(graph: Graph) -> torch.Tensor:
@@ -129,7 +138,7 @@ def main() -> None:
     print(f"{'set':12s}{'MLP':>14s}{'GCN':>14s}{'mgraph':>14s}{'minus GCN':>11s}{'s per run':>11s}")
     for name in chosen.datasets.split(","):
         graph = load_graph(name, root, cache)
-        x, edges = dense_features(graph), edge_index(graph)
+        x, edges = sparse_features(graph), edge_index(graph)
         mlp, gcn, ours, seconds = [], [], [], []
         for seed in map(int, chosen.seeds.split(",")):
             recipe = recipes.resolve(name, None, (f"dataset.split_seed={seed}",))
