@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from megagraph_cli.artifacts.workload import BatchSection, DatasetSection, ModelSection, Recipe, TrainSection
@@ -28,7 +28,8 @@ class Case:
     def __str__(self) -> str:
         order = self.order
         split = "-".join(map(str, order.layers_per_stage))
-        return f"{order.dims} layers={split} K={order.num_microbatches} {order.schedule} {self.dtype}"
+        plain = f"{order.dims} layers={split} K={order.num_microbatches} {order.schedule}"
+        return f"{plain} recompute={order.recompute} {order.context} {self.dtype}"
 
 
 def recipe(dataset: str, dtype: str) -> Recipe:
@@ -52,7 +53,32 @@ def recipe(dataset: str, dtype: str) -> Recipe:
 
 
 def orders(size: int) -> list[Order]:
-    """Every plan of ``size`` workers for 1, 2 and 4; three plans of 3 workers and four of 8."""
+    """Every plan of ``size`` workers for 1, 2 and 4, three plans of 3 workers and four of 8; and the lean ones."""
+    return [*_plain_orders(size), *_lean_orders(size)]
+
+
+def _lean_orders(size: int) -> list[Order]:
+    """Layers run again in the backward, keys and values gathered: each alone and both, inside pipelines too."""
+    lean = {
+        1: [(ParallelDims(1, 1, 1), (5,), 2, "gpipe", "full", "ring")],
+        2: [
+            (ParallelDims(2, 1, 1), (2, 3), 4, "1f1b", "full", "ring"),
+            (ParallelDims(1, 1, 2), (5,), 2, "gpipe", "full", "ring"),
+            (ParallelDims(1, 1, 2), (5,), 2, "gpipe", "none", "allgather"),
+        ],
+        3: [(ParallelDims(1, 1, 3), (5,), 2, "gpipe", "full", "allgather")],
+        4: [
+            (ParallelDims(2, 1, 2), (2, 3), 4, "1f1b", "full", "ring"),
+            (ParallelDims(2, 1, 2), (4, 1), 2, "gpipe", "full", "allgather"),
+        ],
+    }
+    return [
+        replace(_order(dims, split, microbatches, schedule), recompute=recompute, context=context)
+        for dims, split, microbatches, schedule, recompute, context in lean.get(size, [])
+    ]
+
+
+def _plain_orders(size: int) -> list[Order]:
     if size == 3:
         dims = [ParallelDims(3, 1, 1), ParallelDims(1, 1, 3), ParallelDims(1, 3, 1)]
         return [_order(d, SPLITS[d.pp][0], 3, "1f1b" if d.pp > 1 else "gpipe") for d in dims]

@@ -86,7 +86,7 @@ def make_parts(plan: Plan, graph: Graph) -> StageParts:
     """This rank's stage; all ranks of the world call it together."""
     dims = plan.dims.parallel()
     return build_stage(
-        Order(dims, plan.mesh_order, plan.layers_per_stage, plan.num_microbatches, plan.schedule),
+        Order.of(plan),
         plan.workload,
         graph,
         build_mesh(dims, plan.mesh_order, "cpu"),

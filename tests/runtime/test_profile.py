@@ -111,9 +111,41 @@ def test_memory_is_whole_and_consistent(profile: Profile) -> None:
 @pytest.mark.slow
 def test_what_a_layer_saves_grows_with_the_micro_batch_and_with_layers(profile: Profile) -> None:
     """Twice the sequences save twice the bytes, whatever their number; two layers save more than one."""
-    saved = {(s.num_layers, s.microbatch_size): s.memory["saved"] for s in profile.compute if s.module == "layer"}
+    saved = saved_by_layers(profile, "none")
     smallest, *_, top = sorted({size for _, size in saved})
     for layers in (1, 2):
         slope = (saved[layers, top] - saved[layers, smallest]) / (top - smallest)
         assert abs(saved[layers, top] / top - slope) <= 0.01 * slope
     assert saved[2, top] > saved[1, top]
+
+
+def saved_by_layers(profile: Profile, recompute: str) -> dict[tuple[int, int], int]:
+    """Saved bytes of a whole sequence's layers by (layers in a row, micro-batch)."""
+    layers = [s for s in profile.compute if s.module == "layer" and s.cp == 1 and s.recompute == recompute]
+    return {(s.num_layers, s.microbatch_size): s.memory["saved"] for s in layers}
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_every_way_to_run_layers_is_measured_at_every_context_degree(profile: Profile) -> None:
+    found = {(s.module, s.cp, s.recompute, s.context) for s in profile.compute}
+    for cp in (1, 2):
+        contexts = ("ring", "allgather") if cp == 2 else ("ring",)
+        assert {f for f in found if f[:2] == ("layer", cp)} == {
+            ("layer", cp, recompute, context) for recompute in ("none", "full") for context in contexts
+        }
+        assert {f for f in found if f[:2] == ("last_layer", cp)} == {
+            ("last_layer", cp, recompute, "ring") for recompute in ("none", "full")
+        }
+    assert {f[2:] for f in found if f[0] in ("input", "head", "optimizer")} == {("none", "ring")}
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_layer_that_runs_again_saves_its_input_alone(profile: Profile) -> None:
+    """One more layer in a row saves one more x [b, R, D], where a layer that keeps everything saves many times that."""
+    plain, again = saved_by_layers(profile, "none"), saved_by_layers(profile, "full")
+    x_bytes = profile.workload.batch.rows().rows_per_rank * profile.workload.model.hidden_dim * 4
+    for size in {size for _, size in again}:
+        assert again[2, size] - again[1, size] == size * x_bytes
+        assert plain[2, size] - plain[1, size] > 5 * size * x_bytes

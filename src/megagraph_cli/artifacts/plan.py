@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from megagraph_cli.artifacts.base import Artifact, Part
+from megagraph_cli.artifacts.profile import Context, Recompute
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.layout.dims import AXES, ParallelDims
 from megagraph_cli.layout.schedules import SCHEDULES
@@ -70,8 +71,8 @@ class BriefPlan(Part):
     layers_per_stage: list[int]
     num_microbatches: int
     schedule: str
-    recompute: Literal["none"]
-    context: Literal["ring"]
+    recompute: Recompute
+    context: Context
     predicted: BriefForecast
 
 
@@ -92,8 +93,8 @@ class Plan(Artifact):
     layers_per_stage: list[int] = Field(min_length=1)
     num_microbatches: int = Field(ge=1)
     schedule: Literal["gpipe", "1f1b"] = "gpipe"
-    recompute: Literal["none"] = "none"
-    context: Literal["ring"] = "ring"
+    recompute: Recompute = "none"
+    context: Context = "ring"
     predicted: Forecast | None = None
     search: SearchCounts | None = None
     extrapolated: list[Extrapolation] = []

@@ -9,6 +9,11 @@ from pydantic import Field
 from megagraph_cli.artifacts.base import Artifact, Part
 from megagraph_cli.artifacts.workload import Workload
 
+Recompute = Literal["none", "full"]
+"""``full``: a layer keeps its input alone and runs again in the backward."""
+Context = Literal["ring", "allgather"]
+"""How keys and values travel over cp > 1 ranks; with cp = 1 nothing travels and the name is ``ring``."""
+
 
 class Machine(Part):
     """The machine that was measured. ``memory_bytes`` is the least free memory of a device that the profile saw."""
@@ -25,6 +30,8 @@ class Machine(Part):
 class ComputeSample(Part):
     """One module measured at one size.
 
+    ``recompute`` and ``context`` matter to ``layer`` and ``last_layer`` alone, and ``context`` to ``layer`` with
+    cp > 1: the target row of a last layer is attended to in one way, so its ``ring`` samples stand for both.
     ``num_layers`` middle layers in a row (0 for input, head, optimizer; a ``last_layer`` sample has 1), each
     micro-batch with its bias channels built once. Times are medians of ``samples_s`` [forward, backward] pairs.
     ``memory``: ``parameters`` (of the module), ``saved`` (held from forward to backward of a micro-batch),
@@ -38,8 +45,8 @@ class ComputeSample(Part):
     rows: int = Field(ge=1)
     sequence_rows: int = Field(ge=1)
     microbatch_size: int = Field(ge=0)
-    recompute: Literal["none"] = "none"
-    context: Literal["ring"] = "ring"
+    recompute: Recompute = "none"
+    context: Context = "ring"
     forward_s: float = Field(ge=0)
     backward_s: float = Field(ge=0)
     memory: dict[str, int]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from megagraph_cli.model.attention import Attend
 from megagraph_cli.model.bias import AttentionBias
@@ -32,12 +34,22 @@ class Stage(nn.Module):
 
     Parameter names are global: ``layers.5.norm1.weight`` is the same parameter in every plan. The last layer of the
     model is computed for the target row only. ``token_bias`` [G, M] is one parameter of the whole model of which
-    every stage holds a copy.
+    every stage holds a copy. With ``recompute`` a layer keeps its input alone and runs again in the backward.
     """
 
-    def __init__(self, shape: ModelShape, layers: range, attend: Attend, *, first: bool, last: bool) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        layers: range,
+        attend: Attend,
+        *,
+        first: bool,
+        last: bool,
+        recompute: bool = False,
+    ) -> None:
         super().__init__()
         self.shape = shape
+        self.recompute = recompute
         self.embedding = self._make_embedding() if first else None
         self.layers = nn.ModuleDict({str(i): Layer(shape.layer, attend, i) for i in layers})
         self.head = Head(shape.layer.hidden_dim, shape.num_classes) if last else None
@@ -63,10 +75,16 @@ class Stage(nn.Module):
         for name, layer in self.layers.items():
             assert isinstance(layer, Layer)
             final = int(name) == self.shape.num_layers - 1
-            x = layer.target(x, bias, self.token_bias) if final else layer(x, bias, self.token_bias)
+            x = self._run(layer.target if final else layer, x, bias)
         if self.head is not None:
             x = self.head(x)
         return x
+
+    def _run(self, layer: Callable[[Tensor, AttentionBias, Tensor], Tensor], x: Tensor, bias: AttentionBias) -> Tensor:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return layer(x, bias, self.token_bias)
+        out: Tensor = checkpoint(layer, x, bias, self.token_bias, use_reentrant=False)
+        return out
 
     def _embed(self, inputs: Tensor | NodeInput) -> Tensor:
         if isinstance(inputs, Tensor):

@@ -232,3 +232,7 @@ def ring_target_attention(
     """Attention of row 0 over the rows of all ranks: [H, B, 1, E], the same on each; q counts on rank 0 only."""
     out: Tensor = _TargetAttention.apply(q, k, v, *weights, call)  # type: ignore[no-untyped-call]
     return out
+
+
+ContextAttention = Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor], RingCall], Tensor]
+"""What ``ring_attention`` is one of: (q, k, v, weights, call) -> outputs of this rank's rows."""

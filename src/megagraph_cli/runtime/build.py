@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.artifacts.workload import Workload, embedding_inputs
 from megagraph_cli.graph.batch import IGNORED_LABEL, BatchBuilder, SequenceSpec
 from megagraph_cli.graph.graph import Graph
@@ -20,7 +21,14 @@ from megagraph_cli.model.bias import AttentionBias, build_bias
 from megagraph_cli.model.blocks import LayerShape
 from megagraph_cli.model.init import initialise
 from megagraph_cli.model.transformer import ModelShape, Stage
-from megagraph_cli.parallel.context import Ring, RingCall, ring_attention, ring_target_attention
+from megagraph_cli.parallel.allgather import allgather_attention
+from megagraph_cli.parallel.context import (
+    ContextAttention,
+    Ring,
+    RingCall,
+    ring_attention,
+    ring_target_attention,
+)
 from megagraph_cli.parallel.mesh import Mesh
 from megagraph_cli.parallel.pipeline import Pipeline, SingleStage, Staged
 from megagraph_cli.runtime.tensors import DeviceBatch
@@ -31,24 +39,50 @@ SHARED_PARAMETERS = frozenset({"token_bias"})
 
 @dataclass(frozen=True)
 class Order:
-    """What the runtime needs of a plan: degrees, the layer split, micro-batches and schedule."""
+    """What the runtime needs of a plan: degrees, the layer split, micro-batches, schedule, and how layers run.
+
+    ``recompute``: none, or full (a layer keeps its input alone and runs again in the backward); ``context``: ring or
+    allgather.
+    """
 
     dims: ParallelDims
     mesh_order: Sequence[str]
     layers_per_stage: Sequence[int]
     num_microbatches: int
     schedule: str
+    recompute: str = "none"
+    context: str = "ring"
+
+    @classmethod
+    def of(cls, plan: Plan) -> Order:
+        return cls(
+            dims=plan.dims.parallel(),
+            mesh_order=plan.mesh_order,
+            layers_per_stage=plan.layers_per_stage,
+            num_microbatches=plan.num_microbatches,
+            schedule=plan.schedule,
+            recompute=plan.recompute,
+            context=plan.context,
+        )
 
     def layers_of(self, stage: int) -> range:
         start = sum(self.layers_per_stage[:stage])
         return range(start, start + self.layers_per_stage[stage])
 
 
-class RingAttend:
-    """Attend over a ring of context ranks: the model's kernel in parallel.context's ring."""
+CONTEXTS: dict[str, ContextAttention] = {"ring": ring_attention, "allgather": allgather_attention}
+"""How keys and values of the other context ranks get here."""
 
-    def __init__(self, ring: Ring) -> None:
+
+class RingAttend:
+    """Attend over the ranks of a context axis: the model's kernel inside one of parallel's ways round.
+
+    The target row alone is attended to in one way, whatever ``attention`` does for all rows.
+    """
+
+    def __init__(self, ring: Ring, attention: ContextAttention = ring_attention) -> None:
         self._ring = ring
+        self._attention = attention
 
     def _call(self, bias: AttentionBias, drop: Drop | None) -> RingCall:
         return RingCall(self._ring, BlockKernel(), lambda owner: block_of(bias, owner, drop), BiasWeights)
@@ -62,7 +96,7 @@ class RingAttend:
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
-        return ring_attention(q_HBRE, k_HBRE, v_HBRE, weights, self._call(bias, drop))
+        return self._attention(q_HBRE, k_HBRE, v_HBRE, weights, self._call(bias, drop))
 
     def target(
         self,
@@ -77,11 +111,11 @@ class RingAttend:
         return ring_target_attention(q_HB1E, k_HBRE, v_HBRE, weights, call)
 
 
-def make_attend(mesh: Mesh) -> Attend:
-    """The Attend of this rank: local where every row lives here, else the ring."""
+def make_attend(mesh: Mesh, context: str = "ring") -> Attend:
+    """The Attend of this rank: local where every row lives here, else over the context axis."""
     if mesh.dims.cp == 1:
         return LocalAttend()
-    return RingAttend(Ring(mesh.cp, mesh.place.cp, mesh.dims.cp))
+    return RingAttend(Ring(mesh.cp, mesh.place.cp, mesh.dims.cp), CONTEXTS[context])
 
 
 def model_shape(workload: Workload) -> ModelShape:
@@ -220,9 +254,10 @@ def make_stage(order: Order, workload: Workload, mesh: Mesh, device: torch.devic
     stage = Stage(
         model_shape(workload),
         order.layers_of(mesh.place.pp),
-        make_attend(mesh),
+        make_attend(mesh, order.context),
         first=mesh.first_stage,
         last=mesh.last_stage,
+        recompute=order.recompute == "full",
     ).to(parameter_dtype(workload))
     initialise(stage, workload.train.rng_seed, workload.model.bias_init_std)
     return stage.to(device)

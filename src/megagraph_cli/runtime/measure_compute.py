@@ -3,38 +3,67 @@
 from __future__ import annotations
 
 import statistics
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from megagraph_cli.artifacts.profile import ComputeSample
+from megagraph_cli.artifacts.profile import ComputeSample, Recompute
+from megagraph_cli.artifacts.profile import Context as ContextName
 from megagraph_cli.runtime.measure import RUNS, max_over_ranks, mean_over_ranks, timed
 from megagraph_cli.runtime.meters import metered
-from megagraph_cli.runtime.probes import Context, Probe, context_mesh
+from megagraph_cli.runtime.probes import PLAIN, Context, Probe, Way, context_mesh
 
 Module = Literal["input", "layer", "last_layer", "head", "optimizer"]
 _MEMORY = ("parameters", "saved", "forward_peak", "backward_peak", "batch")
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Layers in a row and sequences of a micro-batch that are measured in every combination."""
+
+    layers: tuple[int, ...]
+    microbatches: tuple[int, ...]
+
+
+def ways(cp: int) -> list[Way]:
+    """Every way in which a plan of that context degree may run its layers, the plain one first."""
+    contexts: tuple[ContextName, ...] = ("ring",) if cp == 1 else ("ring", "allgather")
+    recomputes: tuple[Recompute, ...] = ("none", "full")
+    return [Way(recompute, context) for context in contexts for recompute in recomputes]
+
+
 def measure_modules(
-    context: Context,
-    cp: int,
-    group: dist.ProcessGroup | None,
-    layers: tuple[int, ...],
-    microbatches: tuple[int, ...],
+    context: Context, cp: int, group: dist.ProcessGroup | None, way: Way, sizes: Sizes
 ) -> list[ComputeSample]:
-    """All modules at one context degree; ranks without a ``group`` only take part in the gathering of results."""
-    kinds: list[tuple[Module, int]] = [("layer", n) for n in layers]
-    kinds += [("last_layer", 1), ("input", 0), ("head", 0)]
+    """What ``way`` matters to, at one context degree: every module for the plain way, else layers.
+
+    Ranks without a ``group`` only take part in the gathering of results.
+    """
+    kinds: list[tuple[Module, int]] = [("layer", n) for n in sizes.layers]
+    if way.context == "ring":
+        kinds.append(("last_layer", 1))
+    if way == PLAIN:
+        kinds += [("input", 0), ("head", 0)]
     samples = []
     for kind, num_layers in kinds:
-        probe = None if group is None else Probe(context, context_mesh(group), kind, num_layers)
-        samples += [_measure(context, probe, kind, num_layers, cp, size) for size in microbatches]
+        probe = None if group is None else Probe(context, context_mesh(group), kind, num_layers, way)
+        subject = Subject(kind, num_layers, cp, way)
+        samples += [_measure(context, probe, subject, size) for size in sizes.microbatches]
     return samples
 
 
-def _measure(context: Context, probe: Probe | None, kind: Module, num_layers: int, cp: int, size: int) -> ComputeSample:
+class Subject(NamedTuple):
+    """What is measured, but for the size of a micro-batch."""
+
+    kind: Module
+    num_layers: int
+    cp: int
+    way: Way
+
+
+def _measure(context: Context, probe: Probe | None, subject: Subject, size: int) -> ComputeSample:
     dist.barrier()
     passes = [0.0] * (2 * RUNS)
     memory = [0] * len(_MEMORY)
@@ -44,14 +73,16 @@ def _measure(context: Context, probe: Probe | None, kind: Module, num_layers: in
         passes = [seconds for _ in range(RUNS) for seconds in _one_run(probe)]
     passes = mean_over_ranks(passes, context.device, probe is not None)
     memory = max_over_ranks(memory, context.device, probe is not None)
-    rows = context.workload.batch.rows(cp)
+    rows = context.workload.batch.rows(subject.cp)
     return ComputeSample(
-        module=kind,
-        num_layers=num_layers,
-        cp=cp,
+        module=subject.kind,
+        num_layers=subject.num_layers,
+        cp=subject.cp,
         rows=rows.rows_per_rank,
         sequence_rows=rows.sequence_rows,
         microbatch_size=size,
+        recompute=subject.way.recompute,
+        context=subject.way.context,
         forward_s=statistics.median(passes[::2]),
         backward_s=statistics.median(passes[1::2]),
         memory=dict(zip(_MEMORY, memory, strict=True)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megagraph_cli.artifacts.profile import Context as ContextName
+from megagraph_cli.artifacts.profile import Recompute
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.graph.graph import Graph
 from megagraph_cli.layout.dims import AXES, ParallelDims, Place
@@ -46,6 +49,16 @@ class Context:
         return np.resize(self.train_targets, count)
 
 
+class Way(NamedTuple):
+    """How a plan runs its layers: values of the fields of that name in plan.json."""
+
+    recompute: Recompute
+    context: ContextName
+
+
+PLAIN = Way("none", "ring")
+
+
 def context_mesh(group: dist.ProcessGroup) -> Mesh:
     """A mesh of context ranks alone, over the ranks of ``group``."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -56,10 +69,11 @@ class Probe:
     """A stage of some layers, with or without input and head, that can be driven forward and backward.
 
     ``kind`` is a module of profile.json; ``num_layers`` middle layers in a row for ``layer`` and ``optimizer``.
+    ``way`` is how its layers run.
     """
 
-    def __init__(self, context: Context, mesh: Mesh, kind: str, num_layers: int) -> None:
-        self.kind, self.num_layers, self.mesh = kind, num_layers, mesh
+    def __init__(self, context: Context, mesh: Mesh, kind: str, num_layers: int, way: Way = PLAIN) -> None:
+        self.kind, self.num_layers, self.mesh, self.way = kind, num_layers, mesh, way
         self.context = context
         stage = self._stage()
         self.layout = context.workload.batch.rows(mesh.dims.cp)
@@ -79,7 +93,14 @@ class Probe:
         shape = model_shape(self.context.workload)
         layers = self.num_layers if self.kind in ("layer", "optimizer") else int(self.kind == "last_layer")
         shape = replace(shape, num_layers=1 if self.kind == "last_layer" else layers + 1)
-        stage = Stage(shape, range(layers), make_attend(self.mesh), first=self.kind == "input", last=False)
+        stage = Stage(
+            shape,
+            range(layers),
+            make_attend(self.mesh, self.way.context),
+            first=self.kind == "input",
+            last=False,
+            recompute=self.way.recompute == "full",
+        )
         if self.kind == "head":
             stage.head = Head(shape.layer.hidden_dim, shape.num_classes)
         stage = stage.to(parameter_dtype(self.context.workload))

@@ -21,11 +21,11 @@ from megagraph_cli.graph.splits import make_split
 from megagraph_cli.parallel.mesh import COLLECTIVE_DEADLINE
 from megagraph_cli.runtime.job import ProfileJob
 from megagraph_cli.runtime.measure import max_over_ranks
-from megagraph_cli.runtime.measure_compute import largest_microbatch, measure_modules, measure_optimizer
+from megagraph_cli.runtime.measure_compute import Sizes, largest_microbatch, measure_modules, measure_optimizer, ways
 from megagraph_cli.runtime.measure_host import measure_host
 from megagraph_cli.runtime.measure_links import measure_all_reduce, measure_p2p
 from megagraph_cli.runtime.meters import free_bytes, overhead_bytes
-from megagraph_cli.runtime.probes import Context
+from megagraph_cli.runtime.probes import PLAIN, Context, Way
 from megagraph_cli.runtime.setup import Worker, run_worker
 
 MESSAGE_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22)
@@ -56,6 +56,13 @@ class Grid:
             messages=MESSAGE_BYTES[::2] if quick else MESSAGE_BYTES,
             targets=tuple(sorted({max(1, top // part) for part in parts})),
         )
+
+    def sizes(self, way: Way) -> Sizes:
+        """Sizes of a way to run layers: what differs from the plain way is told from fewer of them."""
+        if way == PLAIN:
+            return Sizes(self.layers, self.microbatches)
+        some = {self.microbatches[0], *self.microbatches[-2:]} if len(self.microbatches) > 3 else self.microbatches
+        return Sizes(tuple(sorted({self.layers[0], self.layers[-1]})), tuple(sorted(some)))
 
 
 class Step(Protocol):
@@ -98,7 +105,9 @@ class Profiler:
             if cp > self.job.workload.batch.rows().sequence_rows:
                 break
             group = alone if cp == 1 else self._group_of(cp)
-            yield f"modules with cp={cp}", partial(self._modules, grid, cp, group)
+            for way in ways(cp):
+                what = f"modules with cp={cp}" + (f", {way.recompute} recompute, {way.context}" if way != PLAIN else "")
+                yield what, partial(self._modules, grid.sizes(way), cp, group, way)
         for layers in sorted({1, max(grid.layers), 4 * max(grid.layers)}):
             yield f"the optimizer of {layers} layers", partial(self._optimizer, alone, layers)
         for targets in grid.targets:
@@ -119,8 +128,8 @@ class Profiler:
                 mine = group
         return mine
 
-    def _modules(self, grid: Grid, cp: int, group: dist.ProcessGroup | None) -> None:
-        self.compute += measure_modules(self.context, cp, group, grid.layers, grid.microbatches)
+    def _modules(self, sizes: Sizes, cp: int, group: dist.ProcessGroup | None, way: Way) -> None:
+        self.compute += measure_modules(self.context, cp, group, way, sizes)
 
     def _optimizer(self, alone: dist.ProcessGroup, layers: int) -> None:
         self.compute.append(measure_optimizer(self.context, alone, layers))

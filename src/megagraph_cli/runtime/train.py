@@ -260,7 +260,7 @@ def make_trainer(worker: Worker, job: TrainJob, plan: Plan) -> Trainer:
     torch.set_float32_matmul_precision("high" if workload.train.matmul_precision == "tf32" else "highest")
     dims = plan.dims.parallel()
     parts = build_stage(
-        Order(dims, plan.mesh_order, plan.layers_per_stage, plan.num_microbatches, plan.schedule),
+        Order.of(plan),
         workload,
         graph,
         mesh,
