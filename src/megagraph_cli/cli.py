@@ -15,6 +15,7 @@ from megagraph_cli import __version__, recipes
 from megagraph_cli.console import Screen, print_json, print_line
 from megagraph_cli.edge import run_and_exit
 from megagraph_cli.errors import MgraphError
+from megagraph_cli.kernelcache import kernel_folder
 from megagraph_cli.options import (
     CacheOption,
     DatasetOption,
@@ -279,7 +280,7 @@ def _folders(root: Path | None, cache: Path | None, accept_download: bool) -> Fo
     root = root or Path(os.environ.get("MGRAPH_DATA") or home / "data")
     cache = cache or Path(os.environ.get("MGRAPH_CACHE") or home / "graphs")
     # Before numba is imported, here and in the workers, which inherit it: kernels are compiled once per host.
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache.expanduser().absolute() / "numba"))
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_folder(cache.expanduser().absolute())))
     from megagraph_cli.commands.workloads import Folders
 
     return Folders(root.expanduser(), cache.expanduser(), accept_download)

@@ -32,9 +32,10 @@ FLOORS = {
     "launch": SHARED | {"failures", "machine"},
     "recipes": SHARED,
     "options": set(),
+    "kernelcache": set(),
     "commands": SHARED | {"cost", "graph", "launch", "console", "machine", "failures", "recipes"},
     "edge": SHARED | {"console"},
-    "cli": SHARED | {"commands", "console", "edge", "recipes", "options"},
+    "cli": SHARED | {"commands", "console", "edge", "recipes", "options", "kernelcache"},
 }
 
 

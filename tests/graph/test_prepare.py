@@ -195,7 +195,7 @@ def test_damaged_store_is_noticed_and_rebuilt(damage: str, tmp_path: Path) -> No
     if damage == "missing":
         victim.unlink()
     elif damage == "version":
-        victim.write_bytes(content.replace(b'"version": 1', b'"version": 0'))
+        victim.write_bytes(content.replace(f'"version": {store.STORE_VERSION}'.encode(), b'"version": 0'))
     else:
         victim.write_bytes(content[:-10])
     with pytest.raises(MgraphError, match="run mgraph data again"):

@@ -10,6 +10,7 @@ Seeds are fixed, so a test that passes keeps passing.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from tiny import graph_of, random_adjacency, random_features, random_graph, raw_arms, without_target
 
-from megagraph_cli.graph import draws
+from megagraph_cli.graph import streams
 from megagraph_cli.graph.draws import draw_slice
 from megagraph_cli.graph.graph import Graph, SparseFeatures
 from megagraph_cli.graph.prepare import load_graph
@@ -68,7 +69,8 @@ def expected_noise(p: NDArray[np.float64], num_draws: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("arm", "kind"), [(0, "none"), (1, "none"), (2, "none"), (3, "sparse"), (3, "signed"), (3, "dense"), (3, "bags")]
+    ("arm", "kind"),
+    [(0, "none"), (1, "none"), (2, "none"), (3, "sparse"), (3, "signed"), (3, "dense"), (3, "wide"), (3, "bags")],
 )
 def test_arm_follows_its_distribution(arm: int, kind: str) -> None:
     graph = random_graph(kind, num_nodes=30)
@@ -80,6 +82,14 @@ def test_arm_follows_its_distribution(arm: int, kind: str) -> None:
     assert empty.any()
     assert not got[empty].any()
     assert total_variation(got, expected).max() <= TOLERANCE
+
+
+def test_coded_rows_decide_as_the_rows_themselves_would() -> None:
+    graph = random_graph("wide", num_nodes=60)
+    plain = replace(graph, tables={name: t for name, t in graph.tables.items() if name != "feature_code"})
+    targets = np.arange(graph.num_nodes)
+    assert "feature_code" in graph.tables
+    np.testing.assert_array_equal(first_draws(graph, targets, only(3), 300), first_draws(plain, targets, only(3), 300))
 
 
 def mixture(arms: NDArray[np.float64], target: int, weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -134,7 +144,7 @@ def test_draws_without_repeats_match_enumeration(target: int) -> None:
 def test_random_bits_are_splitmix64() -> None:
     state = np.array([1234567], dtype=np.uint64)
     # The published test vector of the reference implementation (Vigna).
-    assert [int(draws._bits(state)) for _ in range(3)] == [
+    assert [int(streams.bits(state, 0)) for _ in range(3)] == [
         6457827717110365317,
         3203168211198807973,
         9817491932198370423,
@@ -150,7 +160,7 @@ def test_weight_on_empty_arms_alone_draws_nothing() -> None:
 
 
 def test_one_specialisation_serves_every_kind_of_features() -> None:
-    kinds = [random_graph(kind) for kind in ("none", "sparse", "signed", "dense", "bags")]
+    kinds = [random_graph(kind) for kind in ("none", "sparse", "signed", "dense", "wide", "bags")]
     for graph in kinds:
         first_draws(graph, np.array([0]), np.full(4, 0.25), 1)
     assert len(_count_first.signatures) == 1

@@ -174,3 +174,20 @@ def test_a_graph_without_edges_has_tables() -> None:
     np.testing.assert_array_equal(graph.tables["node_scale"], 1.0)
     np.testing.assert_array_equal(graph.tables["stay"], 1.0)
     np.testing.assert_array_equal(graph.tables["cluster_scale"], 1.0)
+
+
+def test_coded_rows_are_the_unit_rows_up_to_their_stated_error() -> None:
+    graph = random_graph("wide")
+    x = dense_features(graph)
+    code = graph.tables["feature_code"]
+    scale, error = code.view(np.float32)[:, -2:].astype(np.float64).T
+    assert code.shape == (graph.num_nodes, 64)
+    assert not code[:, x.shape[1] : -8].any()
+    norm = np.linalg.norm(x, axis=1, keepdims=True)
+    unit = np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)
+    distance = np.linalg.norm(unit - scale[:, None] * code[:, : x.shape[1]], axis=1)
+    assert (distance <= error).all()
+    # A step of the code is twice the largest entry over 254: each entry is off by half of it at most.
+    assert (error <= np.sqrt(x.shape[1]) * np.abs(unit).max(1) / 254 * 1.01).all()
+    assert norm[3] == 0
+    assert not code[3].any()

@@ -66,20 +66,20 @@ def random_adjacency(rng: np.random.Generator, num_nodes: int, density: float, i
 def random_features(
     rng: np.random.Generator, kind: str, num_nodes: int, num_clusters: int
 ) -> SparseFeatures | DenseFeatures | None:
-    """``none``, ``sparse``, ``signed``, ``dense`` or ``bags`` (dense, non-negative, mostly zero).
+    """``none``, ``sparse``, ``signed``, ``dense``, ``wide`` (coded) or ``bags`` (dense, non-negative, mostly zero).
 
     Node 3 has no feature, column 1 none that is not zero.
     """
     if kind == "none":
         return None
-    shape = (num_nodes + num_clusters, 12)
+    shape = (num_nodes + num_clusters, 40 if kind == "wide" else 12)
     x = rng.random(shape) if kind in ("sparse", "bags") else rng.normal(size=shape)
-    if kind != "dense":
+    if kind not in ("dense", "wide"):
         x *= rng.random(shape) < 0.3
     x[3] = 0.0
     x[:, 1] = 0.0
     x = x.astype(np.float32)
-    return DenseFeatures(x) if kind in ("dense", "bags") else sparse_features(x)
+    return DenseFeatures(x) if kind in ("dense", "wide", "bags") else sparse_features(x)
 
 
 def random_graph(kind: str = "sparse", num_nodes: int = 40, density: float = 0.08, seed: int = 0) -> Graph:

@@ -33,6 +33,8 @@ class SamplingArrays(NamedTuple):
     feature_kind: int
     feature_norm: NDArray[np.float32]
     feature_x: NDArray[np.float32]
+    feature_code: NDArray[np.int8]
+    feature_code_tail: NDArray[np.float32]
     feature_indptr: NDArray[np.int64]
     feature_indices: NDArray[np.int32]
     feature_data: NDArray[np.float32]
@@ -48,6 +50,7 @@ def sampling_arrays(graph: Graph) -> SamplingArrays:
     features = graph.features
     sparse = features if isinstance(features, SparseFeatures) else None
     x = features.x if isinstance(features, DenseFeatures) else np.empty((0, 0))
+    code = tables.get("feature_code", np.empty((0, 4), dtype=np.int8))
     return SamplingArrays(
         indptr=_read_only(graph.indptr, np.int64),
         indices=_read_only(graph.indices, np.int32),
@@ -63,6 +66,8 @@ def sampling_arrays(graph: Graph) -> SamplingArrays:
         feature_kind=int(tables["feature_kind"][0]),
         feature_norm=_read_only(tables.get("feature_norm"), np.float32),
         feature_x=_read_only(x, np.float32),
+        feature_code=_read_only(code, np.int8),
+        feature_code_tail=_read_only(code.view(np.float32), np.float32),
         feature_indptr=_read_only(sparse.indptr if sparse else tables.get("feature_indptr"), np.int64),
         feature_indices=_read_only(sparse.indices if sparse else tables.get("feature_indices"), np.int32),
         feature_data=_read_only(sparse.data if sparse else None, np.float32),

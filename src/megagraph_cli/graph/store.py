@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.graph import DenseFeatures, Graph, Masks, SparseFeatures
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 META = "meta.json"
 TABLE_PREFIX = "table_"
 _BLOCK_BYTES = 1 << 26

@@ -26,6 +26,11 @@ FEATURES_DENSE = 3
 
 _ONE = 4294967296.0  # 2^32, the whole of a row in fixed point
 _LISTED_DENSITY = 0.5
+_CODED_COLUMNS = 32
+"""Shorter rows lie in two cache lines as they are: a second, coded copy would spare nothing."""
+CODE_TAIL = 8
+"""Bytes of scale and error at the end of a coded row."""
+_CACHE_LINE = 64
 
 
 def build_tables(graph: Graph) -> dict[str, NDArray[Any]]:
@@ -38,6 +43,9 @@ def build_tables(graph: Graph) -> dict[str, NDArray[Any]]:
       of A^^2 over closed neighbourhoods. The first goes to k with weight c_k / d~_k, c_k = the sum of d~^-1/2
       over N[k], and remains where it is with probability ``closed_stay``; the second remains with ``stay``;
     - ``feature_kind`` int64 [1] (FEATURES_*), ``feature_norm`` float32 [V] where there are features; where they
+      are dense and have at least 32 columns ``feature_code`` int8 [V, W], W a multiple of 64: F entries, zeros, and
+      two float32 (scale, error) in the last eight bytes; scale times entries is the row over its norm, but for a
+      vector whose norm is at most error; where they
       are sparse ``feature_row_cdf`` uint32 [nnz], ``feature_column_indptr`` int64 [F+1],
       ``feature_column_rows`` int32 [nnz] and ``feature_column_cdf`` uint32 [nnz], all over the rows of nodes
       alone: super nodes are never drawn by similarity. Dense features that are non-negative and mostly zero
@@ -73,11 +81,22 @@ def _feature_tables(graph: Graph) -> dict[str, NDArray[Any]]:
                 "feature_indptr": listed.indptr,
                 "feature_indices": listed.indices,
             }
-        return {
-            "feature_kind": np.array([FEATURES_DENSE], dtype=np.int64),
-            "feature_norm": _dense_norms(features.x, graph.num_nodes).astype(np.float32),
-        }
+        return _dense_tables(features.x, graph.num_nodes)
     return _sparse_tables(features, graph.num_nodes)
+
+
+def _dense_tables(x: NDArray[np.float32], num_nodes: int) -> dict[str, NDArray[Any]]:
+    norms = _dense_norms(x, num_nodes)
+    tables: dict[str, NDArray[Any]] = {
+        "feature_kind": np.array([FEATURES_DENSE], dtype=np.int64),
+        "feature_norm": norms.astype(np.float32),
+    }
+    if x.shape[1] >= _CODED_COLUMNS:
+        width = -(-(x.shape[1] + CODE_TAIL) // _CACHE_LINE) * _CACHE_LINE
+        code = np.zeros((num_nodes, width), dtype=np.int8)
+        _write_codes(x, norms, code, code.view(np.float32))
+        tables["feature_code"] = code
+    return tables
 
 
 def _worth_listing(x: NDArray[np.float32]) -> bool:
@@ -166,6 +185,27 @@ def _dense_norms(x: NDArray[np.float32], num_rows: int) -> NDArray[np.float64]:
             square += np.float64(x[row, column]) * np.float64(x[row, column])
         norms[row] = np.sqrt(square)
     return norms
+
+
+@njit(nogil=True, cache=True)
+def _write_codes(
+    x: NDArray[np.float32], norms: NDArray[np.float64], code: NDArray[np.int8], tail: NDArray[np.float32]
+) -> None:
+    """Fill coded rows, zero so far; ``tail`` float32 [V, W/4] is the same memory. Rows of norm 0 stay zero."""
+    for row in range(norms.shape[0]):
+        if norms[row] == 0.0:
+            continue
+        largest = 0.0
+        for column in range(x.shape[1]):
+            largest = max(largest, abs(np.float64(x[row, column])))
+        scale = np.float32(largest / norms[row] / 127.0)
+        square = 0.0
+        for column in range(x.shape[1]):
+            value = np.float64(x[row, column]) / norms[row]
+            code[row, column] = np.int8(round(value / np.float64(scale)))
+            square += (value - np.float64(scale) * code[row, column]) ** 2
+        tail[row, -2] = scale
+        tail[row, -1] = np.sqrt(square) * (1.0 + 1e-6)  # float32 rounds by less
 
 
 @njit(nogil=True, cache=True)

@@ -1,0 +1,186 @@
+"""Data at the size of ogbn-products: preparing it, drawing from it, feeding two workers with it.
+
+    python bench/data.py [--parts prepare,draw,plain,stall,chain] [--big synthetic:...]
+
+- prepare: `mgraph data` of the big generated graph in an empty cache; seconds, peak resident memory of its processes.
+- draw: sequences of 32 nodes a second with two threads, on the big graph and on Amazon Computers.
+- plain: the same on Computers by scipy and numpy, node after node, as the published ANS-GT code does; the ratio.
+- stall: two CPU workers, 4 layers, d = 64, batch 1024, rows 17 and 64, pp = 2 and dp = 2 on Computers: what a step
+  waits for its batch, and what a step takes more than with batches built beforehand.
+- chain: profile --quick, fit, search --gpus 2 --mem 8GB and 20 steps on the big graph, batch 1024; the same two
+  figures, and the most private memory that all workers held together at any moment.
+
+Raw files lie under MGRAPH_DATA; prepared graphs go to MGRAPH_CACHE, but those of `prepare` to a folder of their own.
+Prints each figure beside its bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from megagraph_cli.artifacts.plan import Dims, Plan
+from megagraph_cli.artifacts.workload import BatchSection, DatasetSection, ModelSection, TrainSection, Workload
+from megagraph_cli.commands import train
+from megagraph_cli.commands.workloads import Folders
+from megagraph_cli.console import Screen
+from megagraph_cli.graph.graph import Graph
+from megagraph_cli.graph.prepare import load_graph
+from megagraph_cli.graph.sequences import build_sequences
+from parts import plain as peer
+from parts.watch import Watch, is_worker, private_bytes, resident_bytes
+
+BIG = "synthetic:nodes=2449029,edges=61859140,features=100,classes=47"
+EVEN = np.full(4, 0.25)
+STEPS = 20
+ROOT = Path(os.environ.get("MGRAPH_DATA", Path.home() / ".cache/mgraph/data"))
+CACHE = Path(os.environ.get("MGRAPH_CACHE", Path.home() / ".cache/mgraph/graphs")).absolute()
+
+
+def say(what: str, value: str, bar: str = "") -> None:
+    print(f"{what:64s}{value:>12s}   {bar}", flush=True)
+
+
+def mgraph(*arguments: str, cwd: Path) -> str:
+    """stdout of one command; ends the bench with its message where it fails."""
+    command = [sys.executable, "-m", "megagraph_cli.cli", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"mgraph {arguments[0]} failed with exit code {done.returncode}: {done.stderr[-500:]}")
+    return done.stdout
+
+
+def prepare(big: str) -> None:
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder, Watch(resident_bytes) as resident:
+        start = time.perf_counter()
+        mgraph("data", big, "--json", "--cache", "graphs", cwd=Path(folder))
+        say("generated, prepared, coarsened: seconds", f"{time.perf_counter() - start:.0f}", "at most 600")
+    say("  peak resident memory, GB", f"{resident.most / 1e9:.2f}", "at most 8")
+
+
+def draw(name: str, graph: Graph, bar: str = "") -> float:
+    """Sequences of 32 nodes a second by two threads; the best of five calls, each on targets of its own."""
+    rng = np.random.default_rng(0)
+    best = 0.0
+    for epoch in range(6):
+        targets = rng.choice(graph.num_nodes, 8192, replace=False)
+        start = time.perf_counter()
+        build_sequences(
+            graph, targets, num_sampled=32, num_super=1, weights=EVEN, rng_seed=0, epoch=epoch, view=0, threads=2
+        )
+        if epoch:  # the first one compiles, or loads what was compiled
+            best = max(best, targets.size / (time.perf_counter() - start))
+    say(f"sequences of 32 nodes a second, two threads, {name}", f"{best:,.0f}", bar)
+    return best
+
+
+def plain(graph: Graph) -> None:
+    ours = draw("Computers", graph)
+    theirs = peer.rate(graph, EVEN, num_sampled=32, num_targets=200)
+    say("the plain way, sequences of 32 nodes a second, Computers", f"{theirs:,.0f}")
+    say("  mgraph over it", f"{ours / theirs:.0f}x", "at least 50x")
+
+
+def stall() -> None:
+    for num_sampled in (15, 62):
+        for dims in (Dims(pp=2, dp=1, cp=1), Dims(pp=1, dp=2, cp=1)):
+            pieces = dims.pp * 2
+            plan = Plan(
+                gpus=2,
+                device="cpu",
+                workload=workload("computers", num_sampled),
+                dims=dims,
+                layers_per_stage=[2, 2] if dims.pp == 2 else [4],
+                num_microbatches=pieces,
+            )
+            with tempfile.TemporaryDirectory() as folder:
+                plan.save(Path(folder) / "plan.json")
+                compare(f"Computers, {num_sampled + 2} rows, {dims.parallel()}", Path(folder))
+
+
+def workload(dataset: str, num_sampled: int) -> Workload:
+    return Workload(
+        dataset=DatasetSection(name=dataset, split="random:0.6,0.2,0.2"),
+        model=ModelSection(num_layers=4, num_heads=8, hidden_dim=64, ffn_dim=64),
+        batch=BatchSection(batch_size=1024, num_sampled=num_sampled),
+        train=TrainSection(epochs=10),
+    )
+
+
+def compare(what: str, folder: Path) -> None:
+    """Steps of the plan in ``folder`` with the loader and with batches built beforehand, twice, the faster of each."""
+    loaded, ready, waits = [], [], []
+    for turn in range(2):
+        step_s, stall_s = steps(folder, f"loaded-{turn}", train.orders.WORKER)
+        loaded.append(step_s)
+        waits.append(stall_s / step_s)
+        ready.append(steps(folder, f"ready-{turn}", "parts.beforehand")[0])
+    say(f"{what}: step, ms", f"{1000 * min(loaded):.0f}")
+    say("  of it, waiting for the batch", f"{min(waits):.1%}", "at most 5%")
+    say("  slower than with batches built beforehand", f"{min(loaded) / min(ready) - 1:.1%}", "at most 10%")
+
+
+def steps(folder: Path, run: str, worker: str) -> tuple[float, float]:
+    """(median step, mean wait for a batch) in seconds."""
+    request = train.TrainRequest(
+        folders=Folders(ROOT, CACHE),
+        plan_path=folder / "plan.json",
+        max_steps=STEPS,
+        run_dir=folder / run,
+        worker=worker,
+    )
+    found, _ = train.run(request, Screen.stderr())
+    assert found.measured.step_s is not None
+    assert found.data_stall_s is not None
+    return found.measured.step_s, found.data_stall_s
+
+
+def chain(big: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        start = time.perf_counter()
+        mgraph("profile", "--quick", "--dataset", big, "--set", "batch.batch_size=1024", "--device", "cpu", cwd=folder)
+        mgraph("fit", cwd=folder)
+        mgraph("search", "--gpus", "2", "--mem", "8GB", cwd=folder)
+        say("profile --quick, fit, search on the big graph: seconds", f"{time.perf_counter() - start:.0f}")
+        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        say("  the plan", " ".join(f"{axis}={degree}" for axis, degree in plan["dims"].items()))
+        with Watch(private_bytes, is_worker) as private:
+            compare("the big graph", folder)
+        say("  most private memory of all workers, GB", f"{private.most / 1e9:.2f}", "at most 8")
+        say("  moments looked at", f"{private.times}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="prepare,draw,plain,stall,chain")
+    parser.add_argument("--big", default=BIG)
+    chosen = parser.parse_args()
+    # The workers find parts.beforehand here, and compiled kernels where mgraph keeps them.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE / "numba"))
+    for part in chosen.parts.split(","):
+        if part == "prepare":
+            prepare(chosen.big)
+        elif part == "draw":
+            draw("the big graph", load_graph(chosen.big, ROOT, CACHE), "at least 20,000")
+        elif part == "plain":
+            plain(load_graph("computers", ROOT, CACHE))
+        elif part == "stall":
+            stall()
+        elif part == "chain":
+            chain(chosen.big)
+        else:
+            parser.error(f"--parts names {part!r}; choose from prepare, draw, plain, stall, chain")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The four arms: which node each try of a block finds (paper: Sampling).
+
+The tries of a block go step by step together. Each step reads memory at places that depend on the step before; the
+reads of different tries do not wait for each other, and on a graph that no cache holds waiting is most of the time.
+
+``g`` is a sampler.SamplingArrays, ``block`` a Block; a try is a place of the block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from megagraph_cli.graph.prefetch import prefetch
+from megagraph_cli.graph.streams import HALF, LOW, below, bits, uniform
+from megagraph_cli.graph.tables import CODE_TAIL, FEATURES_DENSE, FEATURES_SPARSE
+
+BLOCK = 32
+"""Most tries that are made together."""
+
+_RESTART = np.uint64(644245094)  # 0.15 of 2^32
+_MAX_STEPS = 256  # a walk this long has probability 0.85^256 < 1e-18
+_AHEAD = 8  # proposals
+_MAX_PROPOSALS = 256
+_LINE = 64  # bytes of a cache line
+_ROUNDING = 2.0**-20  # more than float32 scales and norms can be wrong by, in a cosine
+
+
+class Block(NamedTuple):
+    """Tries in the making: ``state`` uint64 their streams, ``arm`` int8, ``node`` int64 where they stand and, in the
+    end, what they drew (-1: a dead end); ``active`` and ``place`` int64 are scratch, ``other`` int64 and ``level``
+    float64 that of the proposals of one try."""
+
+    state: NDArray[np.uint64]
+    arm: NDArray[np.int8]
+    node: NDArray[np.int64]
+    active: NDArray[np.int64]
+    place: NDArray[np.int64]
+    other: NDArray[np.int64]
+    level: NDArray[np.float64]
+
+
+@njit(nogil=True, cache=True)
+def make_block() -> Any:
+    """An empty block."""
+    return Block(
+        np.zeros(BLOCK, np.uint64),
+        np.zeros(BLOCK, np.int8),
+        np.zeros(BLOCK, np.int64),
+        np.zeros(BLOCK, np.int64),
+        np.zeros(BLOCK, np.int64),
+        np.zeros(_AHEAD, np.int64),
+        np.zeros(_AHEAD, np.float64),
+    )
+
+
+@njit(nogil=True, cache=True)
+def _pick(word: np.uint64, cdf: NDArray[np.uint32], start: int, stop: int) -> int:
+    """The entry of a row drawn by its cumulative fractions (tables.py); entries of weight 0 are never drawn."""
+    # Below the last fraction, 2^32 - 1, so that the search always ends at an entry.
+    point = min(word >> HALF, LOW - np.uint64(1))
+    low, high = start, stop - 1
+    while low < high:
+        middle = (low + high) >> 1
+        if np.uint64(cdf[middle]) > point:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@njit(nogil=True, cache=True)
+def walk(block: Any, count: int, indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> None:
+    """Move the first ``count`` active tries to the ends of uniform walks of t steps, P(t) = 0.15 * 0.85^t.
+
+    The node that a walk starts at must have a neighbour.
+    """
+    active, node, place, state = block.active, block.node, block.place, block.state
+    for _ in range(_MAX_STEPS):
+        going = 0
+        for i in range(count):
+            b = active[i]
+            word = bits(state, b)
+            if word & LOW >= _RESTART:
+                start = indptr[node[b]]
+                place[going] = start + below(word, np.uint64(indptr[node[b] + 1] - start))
+                active[going] = b
+                going += 1
+        count = going
+        if count == 0:
+            break
+        for i in range(count):
+            node[active[i]] = indices[place[i]]
+
+
+@njit(nogil=True, cache=True)
+def _two_steps(g: Any, block: Any, count: int, target: int) -> None:
+    """Nodes of the target's row of A^^2 for the active tries: two steps over closed neighbourhoods."""
+    active, node, place, state = block.active, block.node, block.place, block.state
+    start, stop = g.indptr[target], g.indptr[target + 1]
+    for i in range(count):
+        b = active[i]
+        if uniform(state, b) >= g.closed_stay[target]:
+            node[b] = g.indices[_pick(bits(state, b), g.closed_edge_cdf, start, stop)]
+    going = 0
+    for i in range(count):
+        b = active[i]
+        if uniform(state, b) >= g.stay[node[b]]:
+            place[going] = g.indptr[node[b]]
+            active[going] = b
+            going += 1
+    for i in range(going):
+        b = active[i]
+        place[i] = _pick(bits(state, b), g.edge_cdf, place[i], g.indptr[node[b] + 1])
+    for i in range(going):
+        node[active[i]] = g.indices[place[i]]
+
+
+@njit(nogil=True, cache=True)
+def _agreement(g: Any, a: int, b: int) -> float:
+    """Cosine of two signed sparse rows over the cosine of their absolute values; norms cancel."""
+    left, right = g.feature_indptr[a], g.feature_indptr[b]
+    dot, absolute = 0.0, 0.0
+    while left < g.feature_indptr[a + 1] and right < g.feature_indptr[b + 1]:
+        if g.feature_indices[left] < g.feature_indices[right]:
+            left += 1
+        elif g.feature_indices[left] > g.feature_indices[right]:
+            right += 1
+        else:
+            product = np.float64(g.feature_data[left]) * np.float64(g.feature_data[right])
+            dot += product
+            absolute += abs(product)
+            left += 1
+            right += 1
+    return dot / absolute if absolute > 0.0 else 0.0
+
+
+@njit(nogil=True, cache=True)
+def _dot(x: NDArray[np.float32], a: int, b: int) -> float:
+    # Four sums keep the adder busy; the order is written out, so every machine gets the same value.
+    s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
+    whole = x.shape[1] // 4 * 4
+    for column in range(0, whole, 4):
+        s0 += np.float64(x[a, column]) * np.float64(x[b, column])
+        s1 += np.float64(x[a, column + 1]) * np.float64(x[b, column + 1])
+        s2 += np.float64(x[a, column + 2]) * np.float64(x[b, column + 2])
+        s3 += np.float64(x[a, column + 3]) * np.float64(x[b, column + 3])
+    for column in range(whole, x.shape[1]):
+        s0 += np.float64(x[a, column]) * np.float64(x[b, column])
+    return (s0 + s1) + (s2 + s3)
+
+
+@njit(nogil=True, cache=True)
+def _similar_dense(
+    block: Any,
+    b: int,
+    node: int,
+    x: NDArray[np.float32],
+    norm: NDArray[np.float32],
+) -> int:
+    """A node by cosine of dense rows: uniform proposals, accepted with the cosine; -1 when none was."""
+    count = np.uint64(norm.shape[0])
+    for _ in range(_MAX_PROPOSALS):
+        other = below(bits(block.state, b), count)
+        level = uniform(block.state, b)
+        bound = np.float64(norm[node]) * np.float64(norm[other])
+        if bound > 0.0 and level * bound < _dot(x, node, int(other)):
+            return int(other)
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _similar_coded(
+    block: Any,
+    b: int,
+    node: int,
+    x: NDArray[np.float32],
+    norm: NDArray[np.float32],
+    code: NDArray[np.int8],
+    tail: NDArray[np.float32],
+) -> int:
+    """The same node as ``_similar_dense`` finds, by rows of one byte a feature (tables.py).
+
+    They decide where the cosine is further from the level than their rounding can account for; float32 rows are
+    read about once in a hundred proposals. Rows of the next proposals are on their way while one is looked at.
+    """
+    state, other, level = block.state, block.other, block.level
+    count = np.uint64(norm.shape[0])
+    flat = code.reshape(-1)
+    own_scale, own_error = np.float64(tail[node, -2]), np.float64(tail[node, -1])
+    for number in range(_MAX_PROPOSALS + _AHEAD):
+        i = number % _AHEAD
+        if number >= _AHEAD:
+            its = other[i]
+            dot = np.int32(0)
+            for column in range(code.shape[1] - CODE_TAIL):
+                dot += np.int32(np.int32(code[node, column]) * np.int32(code[its, column]))
+            error = np.float64(tail[its, -1])
+            margin = own_error + error + own_error * error + _ROUNDING
+            cosine = own_scale * np.float64(tail[its, -2]) * np.float64(dot)
+            if cosine + margin >= level[i]:
+                bound = np.float64(norm[node]) * np.float64(norm[its])
+                if cosine - margin > level[i] or (bound > 0.0 and level[i] * bound < _dot(x, node, int(its))):
+                    return int(its)
+        if number < _MAX_PROPOSALS:
+            other[i] = below(bits(state, b), count)
+            level[i] = uniform(state, b)
+            for column in range(0, code.shape[1], _LINE):
+                prefetch(flat, other[i] * code.shape[1] + column)
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _similar_listed(g: Any, block: Any, b: int, node: int) -> int:
+    """A node by a feature of the target, then by that feature's nodes; signed rows are accepted by their agreement."""
+    for _ in range(_MAX_PROPOSALS):
+        entry = _pick(bits(block.state, b), g.feature_row_cdf, g.feature_indptr[node], g.feature_indptr[node + 1])
+        column = g.feature_indices[entry]
+        start, stop = g.feature_column_indptr[column], g.feature_column_indptr[column + 1]
+        other = int(g.feature_column_rows[_pick(bits(block.state, b), g.feature_column_cdf, start, stop)])
+        if g.feature_kind == FEATURES_SPARSE or uniform(block.state, b) < _agreement(g, node, other):
+            return other
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _gather(block: Any, size: int, arm: int) -> int:
+    """List the tries of one arm as active and count them."""
+    count = 0
+    for b in range(size):
+        if block.arm[b] == arm:
+            block.active[count] = b
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def draw_block(g: Any, block: Any, size: int, target: int) -> None:
+    """What the first ``size`` tries draw for ``target`` from their arms, none of which is empty for it: perhaps the
+    target itself, or -1 (a dead end)."""
+    block.node[:size] = target
+    walk(block, _gather(block, size, 0), g.indptr, g.indices)
+    start, stop = g.indptr[target], g.indptr[target + 1]
+    for i in range(_gather(block, size, 1)):
+        b = block.active[i]
+        block.node[b] = g.indices[_pick(bits(block.state, b), g.edge_cdf, start, stop)]
+    _two_steps(g, block, _gather(block, size, 2), target)
+    for i in range(_gather(block, size, 3)):
+        b = block.active[i]
+        if g.feature_kind != FEATURES_DENSE:
+            block.node[b] = _similar_listed(g, block, b, target)
+        elif g.feature_code.shape[0] == 0:
+            block.node[b] = _similar_dense(block, b, target, g.feature_x, g.feature_norm)
+        else:
+            block.node[b] = _similar_coded(
+                block, b, target, g.feature_x, g.feature_norm, g.feature_code, g.feature_code_tail
+            )
