@@ -123,19 +123,22 @@ class OneFOneBCandidate(_AnySplit):
     def fastest(self, need_bytes: int, cutoff_s: float = math.inf) -> Choice | None:
         return self._solver.solve(need_bytes, cutoff_s)
 
-    def leanest(self, choice: Choice, need_bytes: int) -> Choice:
+    def leanest(self, choice: Choice, need_bytes: int) -> Choice:  # noqa: ARG002
         cutoff_s = choice.step_s * (1 + 3 * TOLERANCE)
         values = np.unique(np.concatenate(list({id(need): need for need in self.tables.need_bytes}.values())))
         low = int(np.searchsorted(values, self.least_need()))
-        high = int(np.searchsorted(values, min(need_bytes, _need_of(self.tables, choice.split))))
-        best = choice
+        high = int(np.searchsorted(values, _need_of(self.tables, choice.split)))
+        best, stride = choice, 1
+        # Mostly the first look, one value below, finds nothing; then twice as far each time, and back by halves.
         while low < high:
-            middle = (low + high) // 2
-            found = self._solver.solve(int(values[middle]), cutoff_s)
+            look = max(low, high - stride)
+            found = self._solver.solve(int(values[look]), cutoff_s)
             if found is None:
-                low = middle + 1
+                low = look + 1
+                stride = max(1, stride // 4)
             else:
-                best, high = found, middle
+                best, high = found, int(np.searchsorted(values, _need_of(self.tables, found.split)))
+                stride *= 2
         return best
 
 

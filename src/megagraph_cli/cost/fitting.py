@@ -100,6 +100,8 @@ def size_of(sample: ComputeSample) -> Size:
         rows=sample.rows,
         cp=sample.cp,
         parameters_bytes=sample.memory.get("parameters", 0),
+        recompute=sample.recompute,
+        context=sample.context,
     )
 
 
@@ -127,7 +129,8 @@ def compute_observations(samples: Sequence[ComputeSample]) -> list[Observation]:
         place = (sample.cp, sample.rows, sample.microbatch_size, sample.num_layers, float(size.parameters_bytes))
         for quantity, value in _values(sample).items():
             regressors = sample_regressors(quantity, sample.module, size)
-            found.append(Observation(quantity, sample.module, place, regressors, value))
+            group = f"{sample.module} {sample.recompute} {sample.context}"
+            found.append(Observation(quantity, group, place, regressors, value))
     return found
 
 

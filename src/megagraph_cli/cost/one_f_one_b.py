@@ -1,57 +1,63 @@
-"""The best layer split under 1F1B: branch and bound over ranges of layers per stage.
+"""The best layer split under 1F1B: a table of bounds by stage and layers placed, then the splits that it leaves.
 
-A node of the search is a box: every stage's layers lie in [low, high]. Its bound is the larger of two longest paths
-with every stage at its low end (docs/cost-model.md proves both): the step itself, and the longest chain through the
-last stage plus the layers not placed yet, since such a chain passes every stage and the layers' total is known.
-Where that is not enough, linear programs over the longest paths met so far (``cuts``) bound the boxes that are left.
+The step's longest paths have a closed form (``makespans``), and what four families of them take depends only on the
+layers of one stage and on how many layers stand before it. A table over (stage, layers placed) therefore bounds
+every completion of a partial split exactly as far as these families go; mostly the bound is met and nothing is left to
+search. Otherwise partial splits are extended stage by stage, each bounded by all paths through its known stages
+(docs/cost-model.md proves both).
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from megagraph_cli.cost.cuts import Box, Cuts
-from megagraph_cli.cost.partition import Caps, Choice, Split, caps_within, first_split, fits
+from megagraph_cli.cost.makespans import Paths, one_f_one_b_makespans
+from megagraph_cli.cost.partition import Caps, Choice, Split, caps_within, fits
 from megagraph_cli.cost.predict import StageTables
-from megagraph_cli.cost.simulate import longest_paths
 from megagraph_cli.cost.terms import Array
 
-BOXES_BEFORE_CUTS = 24
-"""Boxes bounded by simulation alone, which is quick and mostly enough, before linear programs take over."""
-MOST_PROGRAMS = 300
-"""Linear programs that one setting may take in all before its answers are given with the gap that is left."""
-MOVED_STAGES = 3
+Splits = NDArray[np.int64]
+"""[N, k] layers beyond the first of each of k stages."""
+
 TOLERANCE = 1e-9
 """Times closer than this, relatively, are equal: far above rounding (1e-14 over a step), far below any measurement."""
+MOST_PREFIXES = 20_000
+"""Partial splits that one answer may look at before it is given with the gap that is left."""
+BLOCK = 128
+MOVED_STAGES = 3
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """For one memory limit: ``caps`` by stage; ``rest[s][p]`` bounds the pipeline when p extra layers stand before s."""
+
+    caps: Caps
+    rest: list[Array]
 
 
 class OneFOneB:
-    """Best splits of one 1F1B setting; bounds that do not depend on the memory limit are worked out once.
+    """Best splits of one 1F1B setting; what does not depend on the memory limit is worked out once.
 
-    ``max_gap`` is the most, as a fraction, by which an answer given so far may be beaten: 0 unless the linear
-    programs' budget ran out, which takes tens of stages with times that hardly differ.
+    ``max_gap`` is the most, as a fraction, by which an answer given so far may be beaten: 0 unless ``MOST_PREFIXES``
+    ran out.
     """
 
     def __init__(self, tables: StageTables) -> None:
         assert tables.setting.schedule == "1f1b"
         self.tables = tables
-        self.total_s = self._times_of(first_split([tables.width] * tables.pp, tables.num_layers))
-        self.stage_bounds = [self._stage_bound(stage) for stage in range(tables.pp)]
-        self._known: dict[Split, tuple[float, float]] = {}
-        self._cuts: Cuts | None = None
         self.max_gap = 0.0
-
-    def _times_of(self, split: Sequence[int]) -> float:
-        tables = self.tables
-        return math.fsum(
-            float(table[held - 1])
-            for both in (tables.forward_s, tables.backward_s)
-            for table, held in zip(both, split, strict=True)
-        )
+        self._both = [f + b for f, b in zip(tables.forward_s, tables.backward_s, strict=True)]
+        self._tail_floor = max(float(tail[0]) for tail in tables.tail_s)
+        self._after = _least_sums(list(reversed(self._both)))
+        self._before = _least_sums(self._both)
+        self.total_s = float(self._after[tables.pp][-1])
+        self.stage_bounds = [self._stage_bound(stage) for stage in range(tables.pp)]
+        self._families: list[Array] | None = None
+        self._solved: dict[tuple[int, ...], _Bounds] = {}
 
     def _stage_bound(self, stage: int) -> Array:
         """Least step time when ``stage`` alone holds n layers: a round trip of all, and its other work."""
@@ -63,16 +69,8 @@ class OneFOneB:
         late = (count - 1) * forward + (count - ahead) * backward
         return np.asarray(self.total_s + np.maximum(early, late) + tables.tail_s[stage], dtype=float)
 
-    def _caps_for(self, step_s: float, caps: Caps) -> list[int]:
-        """Caps narrowed to what a step time below ``step_s`` allows each stage."""
-        limit = step_s * (1 - TOLERANCE)
-        return [
-            min(cap, int(np.searchsorted(bound, limit, side="left")))
-            for cap, bound in zip(caps, self.stage_bounds, strict=True)
-        ]
-
     def quick_bound(self, need_bytes: int) -> float:
-        """A lower bound of the step time within ``need_bytes`` without simulation; infinite where nothing fits."""
+        """A lower bound of the step time within ``need_bytes`` from single stages; infinite where nothing fits."""
         tables = self.tables
         caps = caps_within(tables, need_bytes)
         if not fits(caps, tables.num_layers):
@@ -81,128 +79,216 @@ class OneFOneB:
         low, high = 0, len(values) - 1
         while low < high:
             middle = (low + high) // 2
-            if fits(self._caps_for(float(values[middle]) * (1 + 3 * TOLERANCE), caps), tables.num_layers):
+            limit = float(values[middle]) * (1 + 3 * TOLERANCE)
+            within = [
+                min(cap, int(np.searchsorted(bound, limit, side="left")))
+                for cap, bound in zip(caps, self.stage_bounds, strict=True)
+            ]
+            if fits(within, tables.num_layers):
                 high = middle
             else:
                 low = middle + 1
         return max(float(values[low]), tables.host_s)
 
-    def step_and_chain(self, split: Split) -> tuple[float, float]:
-        """(step time, longest chain through the last stage) with these layers, reduction and optimizer included."""
-        if split not in self._known:
-            tables = self.tables
-            forward = [float(table[held - 1]) for table, held in zip(tables.forward_s, split, strict=True)]
-            backward = [float(table[held - 1]) for table, held in zip(tables.backward_s, split, strict=True)]
-            tail = max(float(table[held - 1]) for table, held in zip(tables.tail_s, split, strict=True))
-            ends, chain = longest_paths(forward, backward, tables.setting.num_microbatches, "1f1b")
-            self._known[split] = (max(ends) + tail, chain + tail)
-        return self._known[split]
-
-    def bound(self, box: Box) -> float:
-        """A lower bound of the step time of every split in the box."""
-        step_s, chain_s = self.step_and_chain(box.low)
-        return max(step_s, chain_s + self.total_s - self._times_of(box.low), self.tables.host_s)
-
-    def step_s(self, split: Split) -> float:
-        return max(self.step_and_chain(split)[0], self.tables.host_s)
-
     def solve(self, need_bytes: int, cutoff_s: float = math.inf) -> Choice | None:
-        """The fastest split within ``need_bytes``, or None where none is faster than ``cutoff_s``."""
+        """The fastest split within ``need_bytes``, or None where none is faster than ``cutoff_s``.
+
+        First the shortest pipeline, then the shortest among splits with a shorter reduction and optimizer, and so on
+        while that can pay.
+        """
         tables = self.tables
         caps = caps_within(tables, need_bytes)
-        root = Box((1,) * tables.pp, tuple(caps)).tightened(tables.num_layers)
-        best: Split | None = None
+        best: Splits | None = None
         best_s = cutoff_s
-        heap = [(0.0, root)] if root is not None else []
-        boxes = 0
-        while heap:
-            bound_s, box = heapq.heappop(heap)
-            if bound_s >= best_s * (1 - TOLERANCE):
+        while fits(caps, tables.num_layers):
+            bounds = self._bounds(caps)
+            shortest_s = float(bounds.rest[0][0])
+            if max(shortest_s + self._tail_floor, tables.host_s) >= best_s * (1 - TOLERANCE):
                 break
-            if self._cuts is not None and self._cuts.num_programs > MOST_PROGRAMS:
-                self.max_gap = max(self.max_gap, 1 - bound_s / best_s)
+            split = self._first(bounds)
+            pipeline_s, tail_s = float(self._makespans(split)[0]), float(self._tails(split)[0])
+            step_s = max(pipeline_s + tail_s, tables.host_s)
+            if step_s < best_s * (1 - TOLERANCE):
+                best, best_s = split, step_s
+            if pipeline_s > shortest_s * (1 + TOLERANCE):
+                best, best_s = self._exhaust(bounds, best, best_s)
                 break
-            boxes += 1
-            samples, parts = self._samples(box), self._branches(box)
-            if boxes > BOXES_BEFORE_CUTS:
-                bound_s, samples, parts = self._cut(box, best_s)
-            for split in samples:
-                step_s = self.step_s(split)
-                if step_s < best_s * (1 - TOLERANCE):
-                    best, best_s = self._improved(split, step_s, caps)
-            for part in parts:
-                self._push(heap, part, bound_s, best_s)
+            caps = [
+                min(cap, int(np.searchsorted(tail, tail_s * (1 - TOLERANCE), side="left")))
+                for cap, tail in zip(caps, tables.tail_s, strict=True)
+            ]
         if best is None:
             return None
-        peak = max(int(table[held - 1]) for table, held in zip(tables.peak_bytes, best, strict=True))
-        return Choice(best_s, peak, best)
+        held = tuple(int(extra) + 1 for extra in best[0])
+        peak = max(int(table[layers - 1]) for table, layers in zip(tables.peak_bytes, held, strict=True))
+        return Choice(float(best_s), peak, held)
 
-    def _improved(self, split: Split, step_s: float, caps: Caps) -> tuple[Split, float]:
-        """The split after moving single layers from stages that the step waits for to others, while that helps."""
-        better = True
-        while better:
-            better = False
-            for moved in self._moves(split, caps):
-                moved_s = self.step_s(moved)
-                if moved_s < step_s * (1 - TOLERANCE):
-                    split, step_s, better = moved, moved_s, True
-                    break
-        return split, step_s
+    def _times(self, splits: Splits) -> tuple[Array, Array]:
+        """Forward and backward seconds [N, k] of partial splits."""
+        stages = range(splits.shape[1])
+        forward = np.stack([self.tables.forward_s[stage][splits[:, stage]] for stage in stages], axis=1)
+        backward = np.stack([self.tables.backward_s[stage][splits[:, stage]] for stage in stages], axis=1)
+        return forward, backward
 
-    def _moves(self, split: Split, caps: Caps) -> list[Split]:
-        tables = self.tables
-        busy = [float(f[n - 1] + b[n - 1]) for f, b, n in zip(tables.forward_s, tables.backward_s, split, strict=True)]
-        order = sorted(range(tables.pp), key=lambda stage: (busy[stage], stage))
-        givers = [stage for stage in reversed(order) if split[stage] > 1][:MOVED_STAGES]
-        takers = [stage for stage in order if split[stage] < caps[stage]][:MOVED_STAGES]
-        return [
-            tuple(held - (stage == giver) + (stage == taker) for stage, held in enumerate(split))
-            for giver in givers
-            for taker in takers
-            if giver != taker
-        ]
+    def _tails(self, splits: Splits) -> Array:
+        tails = [self.tables.tail_s[stage][splits[:, stage]] for stage in range(splits.shape[1])]
+        return np.asarray(np.maximum(np.max(tails, axis=0), self._tail_floor), dtype=float)
 
-    def _samples(self, box: Box) -> list[Split]:
-        """Splits in the box worth a try: as much as possible in the late stages, and in the early ones."""
-        count = self.tables.num_layers - sum(box.low)
-        late, early = list(box.low), list(box.low)
-        for filled, order in ((late, range(len(late) - 1, -1, -1)), (early, range(len(early)))):
-            left = count
-            for stage in order:
-                added = min(left, box.high[stage] - box.low[stage])
-                filled[stage] += added
-                left -= added
-        return [tuple(late), tuple(early)]
+    def _steps_s(self, splits: Splits) -> Array:
+        """[N] step times of whole splits, reduction and optimizer included."""
+        return np.maximum(self._makespans(splits) + self._tails(splits), self.tables.host_s)
 
-    def _branches(self, box: Box) -> list[Box]:
-        """The box cut in two where its time is least known."""
-        tables = self.tables
+    def _makespans(self, splits: Splits) -> Array:
+        return one_f_one_b_makespans(*self._times(splits), self.tables.setting.num_microbatches)
 
-        def doubt(stage: int) -> tuple[float, int]:
-            low, high = box.low[stage] - 1, box.high[stage] - 1
-            costs = (tables.forward_s[stage], tables.backward_s[stage], tables.tail_s[stage])
-            return sum(float(cost[high] - cost[low]) for cost in costs), high - low
+    def _family(self, stage: int) -> Array:
+        """[p, m] seconds: a bound of the pipeline with p extra layers before the stage and m on it."""
+        tables, pp = self.tables, self.tables.pp
+        spare_layers = tables.width - 1
+        count = tables.setting.num_microbatches
+        repeats = count - pp + stage
+        placed, extra = np.arange(spare_layers + 1)[:, None], np.arange(spare_layers + 1)[None, :]
+        left = np.maximum(spare_layers - placed - extra, 0)
+        forward, backward, both = tables.forward_s[stage], tables.backward_s[stage], self._both[stage]
+        before = self._before[stage][:, None] + both[None, :]
+        after = self._after[pp - 1 - stage][left]
+        twice = after + repeats * both[None, :]
+        ends = (pp - 1 - stage) * np.maximum(forward, backward)[None, :] + repeats * both[None, :]
+        through = before + after + np.maximum(twice, ends)
+        stays = before + (count - 1) * both[None, :]
+        return np.asarray(np.maximum(through, stays), dtype=float)
 
-        stage = max(range(tables.pp), key=doubt)
-        low, high = box.low[stage], box.high[stage]
-        if low == high:
-            return []
-        return box.cut_at(stage, (low + high) // 2)
+    def _bounds(self, caps: list[int]) -> _Bounds:
+        key = tuple(caps)
+        if key not in self._solved:
+            if self._families is None:
+                self._families = [self._family(stage) for stage in range(self.tables.pp)]
+            size = self.tables.width
+            after = np.full(size, math.inf)
+            after[-1] = 0.0
+            rest = [after]
+            index = np.arange(size)[:, None] + np.arange(size)[None, :]
+            for stage in range(self.tables.pp - 1, -1, -1):
+                beyond = np.append(rest[0], np.full(size, math.inf))[index]
+                whole = np.maximum(self._families[stage], beyond)[:, : caps[stage]]
+                rest.insert(0, whole.min(axis=1))
+            self._solved[key] = _Bounds(caps, rest)
+        return self._solved[key]
 
-    def _cut(self, box: Box, best_s: float) -> tuple[float, list[Split], list[Box]]:
-        """A bound by linear programs, a split near their optimum, and the box cut in two if it may hold better."""
-        if self._cuts is None:
-            self._cuts = Cuts(self.tables, self.stage_bounds)
-        relaxed = self._cuts.relax(box, best_s * (1 - TOLERANCE))
-        if relaxed.bound_s >= best_s * (1 - TOLERANCE):
-            return relaxed.bound_s, [], []
-        return relaxed.bound_s, [relaxed.rounded(box)], relaxed.branches(box)
+    def _first(self, bounds: _Bounds) -> Splits:
+        """A split that meets the table's bound, improved by moving single layers while that helps."""
+        found = [self._follow(bounds, largest) for largest in (False, True)]
+        splits = np.array(found, dtype=np.int64)
+        split = splits[[int(np.argmin(self._steps_s(splits)))]]
+        step_s = self._steps_s(split)[0]
+        while True:
+            moves = self._moves(split[0], bounds.caps)
+            if not len(moves):
+                return split
+            steps = self._steps_s(moves)
+            best = int(np.argmin(steps))
+            if steps[best] >= step_s * (1 - TOLERANCE):
+                return split
+            split, step_s = moves[[best]], steps[best]
 
-    def _push(self, heap: list[tuple[float, Box]], box: Box, parent_s: float, best_s: float) -> None:
-        high = tuple(self._caps_for(best_s, box.high)) if best_s < math.inf else box.high
-        tight = Box(box.low, high).tightened(self.tables.num_layers)
-        if tight is None:
-            return
-        bound_s = max(parent_s, self.bound(tight))
-        if bound_s < best_s * (1 - TOLERANCE):
-            heapq.heappush(heap, (bound_s, tight))
+    def _follow(self, bounds: _Bounds, largest: bool) -> list[int]:
+        assert self._families is not None
+        limit = bounds.rest[0][0] * (1 + TOLERANCE)
+        split, placed = [], 0
+        for stage, family in enumerate(self._families):
+            most = min(bounds.caps[stage], self.tables.width - placed)
+            extra = np.arange(most)
+            good = extra[np.maximum(family[placed, :most], bounds.rest[stage + 1][placed + extra]) <= limit]
+            held = int(good[-1] if largest else good[0])
+            split.append(held)
+            placed += held
+        return split
+
+    def _moves(self, split: NDArray[np.int64], caps: Caps) -> Splits:
+        """Splits with one layer moved between stages that the step waits for and others."""
+        busy = [float(both[extra]) for both, extra in zip(self._both, split, strict=True)]
+        order = sorted(range(self.tables.pp), key=lambda stage: (busy[stage], stage))
+        givers = [stage for stage in reversed(order) if split[stage] > 0][:MOVED_STAGES]
+        takers = [stage for stage in order if split[stage] + 1 < caps[stage]][:MOVED_STAGES]
+        moved = []
+        for giver in givers:
+            for taker in takers:
+                if giver != taker:
+                    moved.append(split.copy())
+                    moved[-1][giver] -= 1
+                    moved[-1][taker] += 1
+        return np.array(moved, dtype=np.int64).reshape(-1, self.tables.pp)
+
+    def _exhaust(self, bounds: _Bounds, best: Splits | None, best_s: float) -> tuple[Splits | None, float]:
+        """Extend partial splits depth first, the most promising first, until none is left that may be faster."""
+        blocks: list[tuple[float, Splits]] = [(0.0, np.zeros((1, 0), dtype=np.int64))]
+        seen = 0
+        while blocks:
+            bound_s, block = blocks.pop()
+            limit_s = best_s * (1 - TOLERANCE)
+            if bound_s >= limit_s:
+                continue
+            if seen > MOST_PREFIXES:
+                left_s = min([bound_s, *(bound for bound, _ in blocks)])
+                root_s = float(bounds.rest[0][0]) + self._tail_floor
+                self.max_gap = max(self.max_gap, 1 - max(left_s, root_s) / best_s)
+                break
+            longer = self._extended(bounds, block, limit_s)
+            seen += len(longer)
+            if not len(longer):
+                continue
+            if longer.shape[1] == self.tables.pp:
+                steps = self._steps_s(longer)
+                if steps.min() < best_s * (1 - TOLERANCE):
+                    best, best_s = longer[[int(np.argmin(steps))]], float(steps.min())
+                continue
+            found = self._bounds_of(bounds, longer)
+            order = np.argsort(-found, kind="stable")
+            order = order[found[order] < limit_s]
+            for part in np.array_split(order, max(1, -(-len(order) // BLOCK))):
+                if len(part):
+                    blocks.append((float(found[part].min()), longer[part]))
+        return best, best_s
+
+    def _extended(self, bounds: _Bounds, block: Splits, limit_s: float) -> Splits:
+        """Every split of the block with one more stage, as far as the table leaves it a chance."""
+        assert self._families is not None
+        stage = block.shape[1]
+        placed = block.sum(axis=1)
+        extra = np.arange(bounds.caps[stage])
+        within = placed[:, None] + extra[None, :] < self.tables.width
+        after = np.minimum(placed[:, None] + extra[None, :], self.tables.width - 1)
+        bound = np.maximum(self._families[stage][placed][:, : len(extra)], bounds.rest[stage + 1][after])
+        bound = bound + self._tail_floor
+        row, column = np.nonzero(within & (bound < limit_s))
+        return np.concatenate([block[row], extra[column][:, None]], axis=1)
+
+    def _bounds_of(self, bounds: _Bounds, splits: Splits) -> Array:
+        """[N] lower bounds of the step time of every completion of partial splits."""
+        tables, known = self.tables, splits.shape[1]
+        placed = splits.sum(axis=1)
+        paths = Paths(*self._times(splits), tables.pp, tables.setting.num_microbatches)
+        total = paths.sums[:, -1] + self._after[tables.pp - known][tables.width - 1 - placed]
+        longest = np.maximum(paths.longest(), paths.through_the_end(total))
+        return np.maximum(longest, bounds.rest[known][placed]) + self._tails(splits)
+
+
+def _least_sums(both: list[Array]) -> list[Array]:
+    """Least F + B of the first 0, 1, ... of these stages, by their extra layers in all."""
+    size = len(both[0])
+    sums = [np.append(0.0, np.full(size - 1, math.inf))]
+    slopes = {float(values[1] - values[0]) for values in both} if size > 1 else {0.0}
+    straight = max(slopes) - min(slopes) <= 1e-12 * max(map(abs, slopes)) and all(_is_straight(v) for v in both)
+    back = np.arange(size)[:, None] - np.arange(size)[None, :]
+    for values in both:
+        if straight:
+            # With one slope for all it does not matter where layers go.
+            first = 0.0 if len(sums) == 1 else float(sums[-1][0])
+            sums.append(first + np.asarray(values, dtype=float))
+        else:
+            sums.append(np.where(back >= 0, sums[-1][back] + values[None, :], math.inf).min(axis=1))
+    return sums
+
+
+def _is_straight(values: Array) -> bool:
+    return len(values) < 3 or float(np.abs(np.diff(values, 2)).max()) <= 1e-12 * float(values[-1])

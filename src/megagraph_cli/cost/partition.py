@@ -99,32 +99,90 @@ def balanced(total: int, parts: int) -> Split:
 def gpipe_front(tables: StageTables) -> list[Choice]:
     """Every non-dominated (step time, peak bytes) of a GPipe setting over all splits, fastest first.
 
-    Equal middle stages make the balanced choice between them the best in time and in bytes at once, so that only
-    the layers of the first and of the last stage remain to be tried: (L - pp + 1)^2 pairs at most.
+    What remains to be tried are the layers of the first and of the last stage, at most (L - pp + 1)^2 pairs, and how
+    many of the stages between them, which are alike, hold more layers than the cache (docs/cost-model.md).
     """
     pp, count, width = tables.pp, tables.setting.num_microbatches, tables.width
     if pp == 1:
         only = width - 1
         time = count * (tables.forward_s[0][only] + tables.backward_s[0][only]) + tables.tail_s[0][only]
         return [Choice(max(float(time), tables.host_s), int(tables.peak_bytes[0][only]), (width,))]
-    first, last = _end_layers(tables.num_layers, pp)
-    middle = tables.num_layers - first - last
-    stages = [(0, first), (pp - 1, last)]
+    ends = _Ends.of(tables)
+    most, passes = ends.most(), ends.passes(tables)
+    stages = [(0, ends.first), (pp - 1, ends.last)]
     if pp > 2:
         assert tables.need_bytes[1] is tables.need_bytes[pp - 2], "GPipe's middle stages are alike"
-        stages.append((1, -(-middle // (pp - 2))))
+        stages.append((1, most))
 
     def worst(table: Sequence[NDArray[Any]]) -> Array:
         return np.asarray(np.maximum.reduce([table[stage][layers - 1] for stage, layers in stages]), dtype=float)
 
-    passes = _sum_over_stages(tables, first, last, middle)
     makespan = passes + (count - 1) * (worst(tables.forward_s) + worst(tables.backward_s))
     time = _trimmed(np.maximum(makespan + worst(tables.tail_s), tables.host_s))
     peak = worst(tables.peak_bytes)
     return [
-        Choice(float(time[i]), int(peak[i]), (int(first[i]), *balanced(int(middle[i]), pp - 2), int(last[i])))
+        Choice(float(time[i]), int(peak[i]), ends.split(i))
         for i in non_dominated(time, np.asarray(peak, dtype=np.int64))
     ]
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Splits worth a try: layers of the first and last stage, and of the ``stages`` between them.
+
+    ``broken`` of these hold more than ``within`` layers each, as evenly as can be; the others hold ``within`` each, or
+    all are even where none is broken.
+    """
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    broken: NDArray[np.int64]
+    middle: NDArray[np.int64]
+    stages: int
+    within: int
+
+    @classmethod
+    def of(cls, tables: StageTables) -> _Ends:
+        pp, num_layers = tables.pp, tables.num_layers
+        first, last = _end_layers(num_layers, pp)
+        middle, stages = num_layers - first - last, pp - 2
+        within = min(tables.break_layers or num_layers, num_layers)
+        least = np.minimum(1, np.maximum(middle - stages * within, 0))
+        most = np.clip(middle - stages * within, 0, stages)
+        repeats = most - least + 1
+        broken = np.concatenate([np.arange(low, high + 1) for low, high in zip(least, most, strict=True)])
+        fill = [np.repeat(each, repeats) for each in (first, last)]
+        return cls(fill[0], fill[1], broken, np.repeat(middle, repeats), stages, within)
+
+    @property
+    def _beyond(self) -> NDArray[np.int64]:
+        """Layers on the broken stages."""
+        return self.middle - (self.stages - self.broken) * self.within
+
+    def most(self) -> NDArray[np.int64]:
+        """Layers of the fullest of the middle stages."""
+        even = -(-self.middle // max(self.stages, 1))
+        return np.where(self.broken > 0, -(-self._beyond // np.maximum(self.broken, 1)), even)
+
+    def passes(self, tables: StageTables) -> Array:
+        """Forward and backward of one micro-batch through all stages."""
+        both = [forward + backward for forward, backward in zip(tables.forward_s, tables.backward_s, strict=True)]
+        total = both[0][self.first - 1] + both[-1][self.last - 1]
+        if not self.stages:
+            return np.asarray(total, dtype=float)
+        table = np.append(both[1], both[1][-1])
+        spread = np.where(self.broken > 0, self.broken, self.stages)
+        small, large = np.divmod(np.where(self.broken > 0, self._beyond, self.middle), spread)
+        total = total + (spread - large) * table[small - 1] + large * table[small]
+        unbroken = np.where(self.broken > 0, self.stages - self.broken, 0)
+        return np.asarray(total + unbroken * table[min(self.within, len(table)) - 1], dtype=float)
+
+    def split(self, index: int) -> Split:
+        first, last, broken = int(self.first[index]), int(self.last[index]), int(self.broken[index])
+        if broken:
+            full = balanced(int(self._beyond[index]), broken)
+            return (first, *(self.within,) * (self.stages - broken), *full, last)
+        return (first, *balanced(int(self.middle[index]), self.stages), last)
 
 
 def _trimmed(time: Array) -> Array:
@@ -141,20 +199,6 @@ def _end_layers(num_layers: int, pp: int) -> tuple[NDArray[np.int64], NDArray[np
         return first, num_layers - first
     pairs = np.argwhere(first[:, None] + first[None, :] <= width + 1) + 1
     return pairs[:, 0], pairs[:, 1]
-
-
-def _sum_over_stages(
-    tables: StageTables, first: NDArray[np.int64], last: NDArray[np.int64], middle: NDArray[np.int64]
-) -> Array:
-    """Forward and backward of one micro-batch through all stages, middle layers spread evenly."""
-    pp = tables.pp
-    both = [forward + backward for forward, backward in zip(tables.forward_s, tables.backward_s, strict=True)]
-    total = both[0][first - 1] + both[pp - 1][last - 1]
-    if pp > 2:
-        small, large = np.divmod(middle, pp - 2)
-        table = np.append(both[1], both[1][-1])
-        total = total + (pp - 2 - large) * table[small - 1] + large * table[small]
-    return np.asarray(total, dtype=float)
 
 
 def non_dominated(time: Array, peak: NDArray[np.int64]) -> list[int]:

@@ -40,6 +40,8 @@ class Setting:
     dims: ParallelDims
     num_microbatches: int
     schedule: str
+    recompute: str = "none"
+    context: str = "ring"
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations ``stage`` holds at once."""
@@ -60,8 +62,9 @@ class StageTables:
 
     ``forward_s`` and ``backward_s`` of one micro-batch, its receive included; ``tail_s`` after the pipeline
     (gradient reduction, optimizer); ``need_bytes`` = peak + margin, ``peak_bytes``. Stages that stand in the same
-    role share their arrays. All are non-decreasing in n; times are affine in n with one slope for every stage.
-    ``host_s`` is what the step cannot undercut: the construction of its batch.
+    role share their arrays. All are non-decreasing in n; times are affine in n with one slope for every stage, but
+    for what layers cost more where a stage leaves the cache: a middle stage does with more than ``break_layers`` layers
+    (None: never). ``host_s`` is what the step cannot undercut: the construction of its batch.
     """
 
     setting: Setting
@@ -71,6 +74,7 @@ class StageTables:
     peak_bytes: tuple[NDArray[np.int64], ...]
     need_bytes: tuple[NDArray[np.int64], ...]
     host_s: float
+    break_layers: int | None = None
 
     @property
     def pp(self) -> int:
@@ -119,7 +123,8 @@ class Predictor:
     def size(self, setting: Setting, layers: object = 0) -> Size:
         dims = setting.dims
         targets = microbatch_targets(self.workload.batch.batch_size, dims.dp, setting.num_microbatches)
-        return Size(layers, targets, self.workload.batch.rows(dims.cp).rows_per_rank, dims.cp)
+        rows = self.workload.batch.rows(dims.cp).rows_per_rank
+        return Size(layers, targets, rows, dims.cp, recompute=setting.recompute, context=setting.context)
 
     def parts_of(self, role: Role) -> list[str]:
         """Modules of a stage in the order of its forward."""

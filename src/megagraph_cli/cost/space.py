@@ -12,6 +12,8 @@ from megagraph_cli.layout.dims import ParallelDims, factorisations
 from megagraph_cli.layout.schedules import SCHEDULES
 
 MOST_GPUS = 4096
+RECOMPUTES = ("none", "full")
+CONTEXTS = ("ring", "allgather")
 MICROBATCHES_PER_STAGE = 4
 """K is tried up to this many times pp: beyond, the pipeline's bubble hardly shrinks."""
 
@@ -25,6 +27,8 @@ class Pins:
     dp: int | None = None
     num_microbatches: int | None = None
     schedule: str | None = None
+    recompute: str | None = None
+    context: str | None = None
     layers: tuple[int, ...] | None = None
 
 
@@ -51,7 +55,15 @@ def _settings_of(workload: Workload, dims: ParallelDims, pins: Pins) -> Iterator
             if pins.schedule not in (None, name) or (dims.pp == 1 and name != "gpipe"):
                 continue
             if dims.dp * count <= batch_size and count >= schedule.min_microbatches(dims.pp):
-                yield Setting(dims, count, name)
+                yield from (Setting(dims, count, name, *way) for way in _ways(dims, pins))
+
+
+def _ways(dims: ParallelDims, pins: Pins) -> Iterator[tuple[str, str]]:
+    """(recompute, context): with cp = 1 nothing travels between context ranks, and that is called ``ring``."""
+    for recompute in RECOMPUTES:
+        for context in CONTEXTS if dims.cp > 1 else CONTEXTS[:1]:
+            if pins.recompute in (None, recompute) and pins.context in (None, context):
+                yield recompute, context
 
 
 def _dims_allowed(workload: Workload, dims: ParallelDims, pins: Pins) -> bool:
@@ -87,8 +99,14 @@ def _check_single_pins(workload: Workload, gpus: int, pins: Pins) -> None:
             raise MgraphError(f"--{flag} {asked} cannot be: there are {most} {what}; give 1 to {most}")
         if flag != "microbatches" and gpus % asked:
             raise MgraphError(f"--{flag} {asked} does not divide --gpus {gpus}; give a divisor of {gpus}")
-    if pins.schedule is not None and pins.schedule not in SCHEDULES:
-        raise MgraphError(f"--schedule {pins.schedule} is unknown; give one of {', '.join(SCHEDULES)}")
+    known = {
+        "schedule": (pins.schedule, tuple(SCHEDULES)),
+        "recompute": (pins.recompute, RECOMPUTES),
+        "context": (pins.context, CONTEXTS),
+    }
+    for flag, (name, names) in known.items():
+        if name is not None and name not in names:
+            raise MgraphError(f"--{flag} {name} is unknown; give one of {', '.join(names)}")
     if pins.layers is not None:
         _check_layers(workload, gpus, pins.layers)
 
@@ -112,6 +130,8 @@ def _nothing(workload: Workload, gpus: int, pins: Pins) -> MgraphError:
         "dp": pins.dp,
         "microbatches": pins.num_microbatches,
         "schedule": pins.schedule,
+        "recompute": pins.recompute,
+        "context": pins.context,
         "layers": None if pins.layers is None else ",".join(map(str, pins.layers)),
     }
     said = " ".join(f"--{flag} {value}" for flag, value in given.items() if value is not None)
@@ -121,6 +141,8 @@ def _nothing(workload: Workload, gpus: int, pins: Pins) -> MgraphError:
             f"{workload.batch.batch_size} targets"
         )
         return MgraphError(f"--gpus {gpus} cannot be cut into pp x cp x dp within {limits}; give another number")
+    if pins.context == "allgather" and (pins.cp == 1 or gpus == 1):
+        return MgraphError(f"{said} leaves no plan on {gpus} workers: only cp above 1 gathers rows; loosen a pin")
     if pins.schedule == "1f1b":
         return MgraphError(
             f"{said} leaves no plan on {gpus} workers: 1f1b needs pp above 1, --microbatches of at least pp, and "

@@ -30,7 +30,8 @@ class Size:
     """What a module is measured or asked at.
 
     ``layers`` middle layers in a row (a number, or an array of them), ``microbatch`` sequences of ``rows`` rows on
-    each of ``cp`` context ranks, ``parameters_bytes`` of weights (a number or an array).
+    each of ``cp`` context ranks, ``parameters_bytes`` of weights (a number or an array). ``recompute`` and
+    ``context`` are how layers run, as in plan.json.
     """
 
     layers: Any = 0
@@ -38,6 +39,13 @@ class Size:
     rows: int = 1
     cp: int = 1
     parameters_bytes: Any = 0
+    recompute: str = "none"
+    context: str = "ring"
+
+    @property
+    def way(self) -> str:
+        """What names of coefficients of a layer's own work carry: those of layers that run again differ."""
+        return "" if self.recompute == "none" else f"_{self.recompute}"
 
     @property
     def tokens(self) -> int:
@@ -50,15 +58,18 @@ class Size:
         return self.tokens * self.rows * self.cp
 
 
-def _ring(prefix: str, size: Size, layers: Any) -> Regressors:
-    """A ring's cost: joining it, and its hops by number and by the rows that travel; nothing at cp = 1."""
+def _exchange(prefix: str, size: Size, layers: Any, context: str) -> Regressors:
+    """What rows of other context ranks cost: joining, by number of other ranks, and by the rows that travel.
+
+    Nothing at cp = 1. A ring and an all-gather have coefficients of their own.
+    """
     if size.cp == 1:
         return {}
     hops = size.cp - 1
     return {
-        f"{prefix}.ring": layers,
-        f"{prefix}.hop": layers * hops,
-        f"{prefix}.hop_rows": layers * hops * size.tokens,
+        f"{prefix}.{context}": layers,
+        f"{prefix}.{context}_hop": layers * hops,
+        f"{prefix}.{context}_rows": layers * hops * size.tokens,
     }
 
 
@@ -75,15 +86,24 @@ def _stage_time(size: Size) -> Regressors:
     }
 
 
+def _layer_own(size: Size) -> Regressors:
+    """A layer's work on its own rows: what slows down where a stage leaves the cache."""
+    n, part = size.layers, f"layer{size.way}"
+    return {f"{part}.call": n, f"{part}.rows": n * size.tokens, f"{part}.scores": n * size.scores}
+
+
 def _layer_time(size: Size) -> Regressors:
-    n = size.layers
-    own = {"layer.call": n, "layer.rows": n * size.tokens, "layer.scores": n * size.scores}
-    return own | _ring("layer", size, n)
+    return _layer_own(size) | _exchange(f"layer{size.way}", size, size.layers, size.context)
+
+
+def _last_layer_own(size: Size) -> Regressors:
+    part = f"last_layer{size.way}"
+    return {f"{part}.call": 1.0, f"{part}.rows": size.tokens, f"{part}.targets": size.microbatch}
 
 
 def _last_layer_time(size: Size) -> Regressors:
-    own = {"last_layer.call": 1.0, "last_layer.rows": size.tokens, "last_layer.targets": size.microbatch}
-    return own | _ring("last_layer", size, 1.0)
+    # The target row is attended to in one way, whatever the context.
+    return _last_layer_own(size) | _exchange(f"last_layer{size.way}", size, 1.0, "ring")
 
 
 def _input_rows(size: Size) -> Regressors:
@@ -98,27 +118,26 @@ def _stage_saved(size: Size) -> Regressors:
     return {"stage.call": 1.0, "stage.sequences": size.microbatch, "stage.channels": size.scores}
 
 
-def _layer_saved(size: Size) -> Regressors:
-    n = size.layers
-    return {"layer.call": n, "layer.rows": n * size.tokens, "layer.scores": n * size.scores}
-
-
-def _last_layer_saved(size: Size) -> Regressors:
-    return {"last_layer.call": 1.0, "last_layer.rows": size.tokens, "last_layer.targets": size.microbatch}
-
-
-def _transient(prefix: str) -> Callable[[Size], Regressors]:
+def _transient(module: str) -> Callable[[Size], Regressors]:
     """Bytes above what is live around a pass: the working set of the one module that runs, however deep the stage."""
 
     def regressors(size: Size) -> Regressors:
+        is_layer = module in ("layer", "last_layer")
+        prefix = f"{module}{size.way}" if is_layer else module
         own: Regressors = {
             f"{prefix}.call": 1.0,
             f"{prefix}.sequences": size.microbatch,
             f"{prefix}.rows": size.tokens,
             f"{prefix}.scores": size.scores,
         }
-        if prefix in ("layer", "last_layer") and size.cp > 1:
-            own[f"{prefix}.ring_rows"] = size.tokens
+        if is_layer and size.cp > 1:
+            gathered = module == "layer" and size.context == "allgather"
+            # A ring holds a block or two of other ranks' rows, an all-gather those of all.
+            own |= (
+                {f"{prefix}.allgather_rows": size.cp * size.tokens}
+                if gathered
+                else {f"{prefix}.ring_rows": size.tokens}
+            )
         return own
 
     return regressors
@@ -156,8 +175,8 @@ _TIME: _Parts = {
 }
 _SAVED: _Parts = {
     "stage": _stage_saved,
-    "layer": _layer_saved,
-    "last_layer": _last_layer_saved,
+    "layer": _layer_own,
+    "last_layer": _last_layer_own,
     "input": _input_rows,
     "head": _head_targets,
 }
