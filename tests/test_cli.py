@@ -25,7 +25,7 @@ OPTIONS = {
     "fit": SHARED | {"PROFILE", "-o", "--out", "--force"},
     "search": SHARED
     | {"--gpus", "--mem", "--cost-model", "-o", "--out", "--force", "--top"}
-    | {"--pp", "--cp", "--dp", "--microbatches", "--schedule", "--layers"},
+    | {"--pp", "--cp", "--dp", "--microbatches", "--schedule", "--layers", "--recompute", "--context"},
     "train": SHARED | {"--plan", "--epochs", "--max-steps", "--run-dir", "--resume"} | {"--dry-run", "--force"},
 }
 """The command line that users script against. It changes on purpose only, together with the contracts."""

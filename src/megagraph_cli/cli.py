@@ -18,6 +18,7 @@ from megagraph_cli.errors import MgraphError
 from megagraph_cli.kernelcache import kernel_folder
 from megagraph_cli.options import (
     CacheOption,
+    ContextName,
     DatasetOption,
     DebugOption,
     Device,
@@ -26,6 +27,7 @@ from megagraph_cli.options import (
     GpusOption,
     JsonOption,
     RecipeOption,
+    RecomputeName,
     RootOption,
     ScheduleName,
     SetOption,
@@ -174,6 +176,12 @@ def search(
         int | None, typer.Option("--microbatches", min=1, metavar="K", help="Pin the micro-batches per step.")
     ] = None,
     schedule: Annotated[ScheduleName | None, typer.Option("--schedule", help="Pin the schedule.")] = None,
+    recompute: Annotated[
+        RecomputeName | None, typer.Option("--recompute", help="Pin whether layers run again in the backward.")
+    ] = None,
+    context: Annotated[
+        ContextName | None, typer.Option("--context", help="Pin how rows travel between context ranks.")
+    ] = None,
     layers: Annotated[str | None, typer.Option("--layers", metavar="3,5", help="Pin the layers of each stage.")] = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Runners-up to list.")] = 5,
     sets: SetOption = None,
@@ -204,6 +212,8 @@ def search(
         dp=dp,
         microbatches=microbatches,
         schedule=None if schedule is None else schedule.value,
+        recompute=None if recompute is None else recompute.value,
+        context=None if context is None else context.value,
         layers=None if layers is None else _layers(layers),
         overrides=recipes.split_sets(sets or []),
         device=None if device in (None, Device.auto) else device.value,

@@ -24,6 +24,20 @@ class ScheduleName(StrEnum):
     one_f_one_b = "1f1b"
 
 
+class RecomputeName(StrEnum):
+    """Values of --recompute."""
+
+    none = "none"
+    full = "full"
+
+
+class ContextName(StrEnum):
+    """Values of --context."""
+
+    ring = "ring"
+    allgather = "allgather"
+
+
 DatasetOption = Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="The graph, or a path to one.")]
 RecipeOption = Annotated[str | None, typer.Option("--recipe", metavar="NAME|FILE", help="A recipe, or a TOML file.")]
 SetOption = Annotated[

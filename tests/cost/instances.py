@@ -46,11 +46,12 @@ def _drawn(rng: random.Random, name: str, scale: float) -> float:
     per = {
         "call": 1.0,
         "ring": 1.0,
+        "allgather": 1.0,
         "hop": 1.0,
         "targets": 10.0,
         "sequences": 10.0,
         "scores": 2890.0,
         "channels": 2890.0,
     }
-    size = per.get(name.split(".")[1], 170.0)
+    size = per.get(name.split(".")[1].removeprefix("ring_").removeprefix("allgather_"), 170.0)
     return scale * 10 ** rng.uniform(-1, 1) * (50 if name.endswith("bytes") else 10) / size

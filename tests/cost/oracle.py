@@ -25,6 +25,8 @@ class Answer:
     cp: int
     count: int
     schedule: str
+    recompute: str
+    context: str
     split: tuple[int, ...]
 
 
@@ -93,19 +95,37 @@ class Oracle:
         found = self.terms[quantity]
         return sum(found.get(name.replace("__", "."), 0.0) * value for name, value in values.items())
 
-    def _seconds(self, quantity: str, b: int, r: int, cp: int, middle: int, first: bool, last: bool) -> float:
+    def _seconds(
+        self, quantity: str, b: int, r: int, cp: int, middle: int, first: bool, last: bool, way: tuple[str, str]
+    ) -> float:
         t, a, h = b * r, b * r * r * cp, cp - 1
-        ring = 1 if cp > 1 else 0
+        joined, again = (1 if cp > 1 else 0), "" if way[0] == "none" else "_full"
+        found = self.terms[quantity]
+
+        def layer(name: str, **values: float) -> float:
+            return sum(found.get(f"{name}{again}.{key}", 0.0) * value for key, value in values.items())
+
         total = self.term(quantity, stage__call=1, stage__sequences=b, stage__rows=t, stage__channels=a)
-        total += middle * self.term(quantity, layer__call=1, layer__rows=t, layer__scores=a, layer__ring=ring)
-        total += middle * self.term(quantity, layer__hop=h, layer__hop_rows=h * t)
+        travel = {way[1]: joined, f"{way[1]}_hop": h, f"{way[1]}_rows": h * t}
+        slow = self.slow(middle, b, r)
+        total += middle * (slow * layer("layer", call=1, rows=t, scores=a) + layer("layer", **travel))
         if last:
-            total += self.term(quantity, last_layer__call=1, last_layer__rows=t, last_layer__targets=b)
-            total += self.term(quantity, last_layer__ring=ring, last_layer__hop=h, last_layer__hop_rows=h * t)
+            total += layer("last_layer", call=1, rows=t, targets=b, ring=joined, ring_hop=h, ring_rows=h * t)
             total += self.term(quantity, head__call=1, head__targets=b, head__rows=t)
         if first:
             total += self.term(quantity, input__call=1, input__rows=t)
         return total
+
+    def slow(self, middle: int, b: int, r: int) -> float:
+        """By how much a layer of a stage with so many takes longer: the cache break."""
+        broken = self.terms.get("cache")
+        if broken is None:
+            return 1.0
+        held = middle * {"layers": 1, "sequences": b, "rows": b * r}[self.cache_unit()]
+        return broken["cache_penalty"] if held > broken[f"break_{self.cache_unit()}"] else 1.0
+
+    def cache_unit(self) -> str:
+        return next(unit for unit in ("layers", "sequences", "rows") if f"break_{unit}" in self.terms["cache"])
 
     def weights(self, layers: int, first: bool, last: bool) -> int:
         held = self.shared_parameters + layers * self.layer_parameters
@@ -124,31 +144,52 @@ class Oracle:
         total += self.all_reduce(size, dp * cp) + self.all_reduce(4 * self.shared_parameters, pp)
         return total + self.all_reduce(24, pp * dp * cp)
 
-    def saved(self, b: int, r: int, cp: int, middle: int, first: bool, last: bool) -> list[tuple[str, float]]:
+    def saved(
+        self, b: int, r: int, cp: int, middle: int, first: bool, last: bool, recompute: str
+    ) -> list[tuple[str, float]]:
         """(module, bytes saved) in forward order."""
         t, a, found = b * r, b * r * r * cp, []
+        again, kept = "" if recompute == "none" else "_full", self.terms["saved_bytes"]
+
+        def layer(name: str, **values: float) -> float:
+            return sum(kept.get(f"{name}{again}.{key}", 0.0) * value for key, value in values.items())
+
         if first:
             found.append(("input", self.term("saved_bytes", input__call=1, input__rows=t)))
         layers = self.term("saved_bytes", stage__call=1, stage__sequences=b, stage__channels=a)
-        layers += middle * self.term("saved_bytes", layer__call=1, layer__rows=t, layer__scores=a)
+        layers += middle * layer("layer", call=1, rows=t, scores=a)
         found.append(("layer", layers))
         if last:
-            target = self.term("saved_bytes", last_layer__call=1, last_layer__rows=t, last_layer__targets=b)
-            found.append(("last_layer", target))
+            found.append(("last_layer", layer("last_layer", call=1, rows=t, targets=b)))
             found.append(("head", self.term("saved_bytes", head__call=1, head__targets=b, head__rows=t)))
         return found
 
-    def working(self, quantity: str, module: str, b: int, r: int, cp: int) -> float:
+    def working(self, quantity: str, module: str, b: int, r: int, cp: int, way: tuple[str, str]) -> float:
         t = b * r
-        values = {"call": 1, "sequences": b, "rows": t, "scores": b * r * r * cp}
-        if cp > 1 and module in ("layer", "last_layer"):
-            values["ring_rows"] = t
-        return self.term(quantity, **{f"{module}__{name}": value for name, value in values.items()})
+        values: dict[str, float] = {"call": 1, "sequences": b, "rows": t, "scores": b * r * r * cp}
+        name = module
+        if module in ("layer", "last_layer"):
+            name += "" if way[0] == "none" else "_full"
+            if cp > 1:
+                gathered = module == "layer" and way[1] == "allgather"
+                values |= {"allgather_rows": cp * t} if gathered else {"ring_rows": t}
+        return self.term(quantity, **{f"{name}__{key}": value for key, value in values.items()})
 
-    def _peak(self, b: int, r: int, cp: int, layers: int, first: bool, last: bool, count: int, held: int) -> int:
+    def _peak(
+        self,
+        b: int,
+        r: int,
+        cp: int,
+        layers: int,
+        first: bool,
+        last: bool,
+        count: int,
+        held: int,
+        way: tuple[str, str],
+    ) -> int:
         middle = layers - last
         weights = self.weights(layers, first, last)
-        modules = self.saved(b, r, cp, middle, first, last)
+        modules = self.saved(b, r, cp, middle, first, last, way[0])
         saved = sum(size for _, size in modules)
         batches = {m: self.term("batch_bytes", **{f"{m}__sequences": b, f"{m}__rows": b * r}) for m, _ in modules}
         if not middle:
@@ -162,17 +203,19 @@ class Oracle:
             so_far, most = 0.0, 0.0
             for module, size in modules:
                 so_far += size
-                extra = self.working(quantity, module, b, r, cp) if middle or module != "layer" else 0.0
+                extra = self.working(quantity, module, b, r, cp, way) if middle or module != "layer" else 0.0
                 most = max(most, so_far + extra)
             peaks.append(fixed + math.ceil(held * saved) + math.ceil(max(0.0, most - saved)))
         step = self.term("optimizer_transient_bytes", optimizer__call=1, optimizer__bytes=weights)
         return max(*peaks, fixed + math.ceil(step))
 
-    def plan(self, pp: int, dp: int, cp: int, count: int, schedule: str, split: tuple[int, ...]) -> Answer:
+    def plan(
+        self, pp: int, dp: int, cp: int, count: int, schedule: str, way: tuple[str, str], split: tuple[int, ...]
+    ) -> Answer:
         b, r = -(-self.batch_size // (dp * count)), -(-self.rows // cp)
         places = [(layers, s == 0, s == pp - 1) for s, layers in enumerate(split)]
-        forward = [self.seconds("forward_s", b, r, cp, n - last, first, last) for n, first, last in places]
-        backward = [self.seconds("backward_s", b, r, cp, n - last, first, last) for n, first, last in places]
+        forward = [self.seconds("forward_s", b, r, cp, n - last, first, last, way) for n, first, last in places]
+        backward = [self.seconds("backward_s", b, r, cp, n - last, first, last, way) for n, first, last in places]
         transfer = self.term("p2p_s", call=1, bytes=b * r * self.d * 4) if pp > 1 else 0.0
         step = makespan(forward, backward, transfer, count, schedule)
         step += max(self.tail(n, first, last, pp, dp, cp) for n, first, last in places)
@@ -180,23 +223,28 @@ class Oracle:
         host = sum(self.term(f"{op}_s", call=1, targets=b * count / threads) for op in ("construct", "gather"))
         held = [1 if pp == 1 else count if schedule == "gpipe" else min(count, pp - s) for s in range(pp)]
         peaks = [
-            self.peak(b, r, cp, n, first, last, count, k) for (n, first, last), k in zip(places, held, strict=True)
+            self.peak(b, r, cp, n, first, last, count, k, way) for (n, first, last), k in zip(places, held, strict=True)
         ]
         peak = max(peaks)
         need = peak + math.ceil(self.terms["margin"]["relative"] * peak) + self.machine["overhead_bytes"]
-        return Answer(step + host, peak, need, pp, dp, cp, count, schedule, split)
+        return Answer(step + host, peak, need, pp, dp, cp, count, schedule, *way, split)
 
     def plans(self, gpus: int) -> Iterator[Answer]:
         """Every plan on ``gpus`` workers."""
         for pp, dp, cp in itertools.product(range(1, gpus + 1), repeat=3):
             if pp * dp * cp != gpus or pp > self.num_layers or cp > self.rows or dp > self.batch_size:
                 continue
-            replica = -(-self.batch_size // dp)
-            for count in range(1, 4 * pp + 1):
-                if replica % count or dp * count > self.batch_size:
-                    continue
-                for schedule in ("gpipe", "1f1b"):
-                    if schedule == "1f1b" and (pp == 1 or count < pp):
-                        continue
+            for count, schedule in self.orders(pp, dp):
+                for way in itertools.product(("none", "full"), ("ring", "allgather") if cp > 1 else ("ring",)):
                     for split in splits(self.num_layers, pp):
-                        yield self.plan(pp, dp, cp, count, schedule, split)
+                        yield self.plan(pp, dp, cp, count, schedule, way, split)
+
+    def orders(self, pp: int, dp: int) -> Iterator[tuple[int, str]]:
+        """(K, schedule)."""
+        replica = -(-self.batch_size // dp)
+        for count in range(1, 4 * pp + 1):
+            if replica % count or dp * count > self.batch_size:
+                continue
+            for schedule in ("gpipe", "1f1b"):
+                if schedule == "gpipe" or 1 < pp <= count:
+                    yield count, schedule

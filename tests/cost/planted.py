@@ -67,29 +67,45 @@ class Planted:
     head_target_bytes: float = 300.0
     working_row_bytes: float = 700.0
     batch_row_bytes: float = 24.0
+    gather_s: float = 4e-5
+    gather_row_s: float = 1.5e-8
+    kept_row_bytes: float = 130.0
+    cache_penalty: float = 1.0
+    cache_break_layers: int = 0
     overhead_bytes: int = 200_000_000
     memory_bytes: int = 4_000_000_000
 
-    def forward_s(self, module: str, layers: int, b: int, rows: int, cp: int) -> float:
+    def forward_s(self, module: str, layers: int, b: int, rows: int, cp: int, context: str = "ring") -> float:
         tokens, hops = b * rows, cp - 1
         stage = self.stage_call_s + self.stage_row_s * tokens
         ring = hops * (self.hop_s + self.hop_row_s * tokens)
+        gathered = hops * (self.gather_s + self.gather_row_s * tokens)
         if module == "layer":
-            return stage + layers * (self.layer_call_s + self.layer_row_s * tokens + ring)
+            own = self.layer_call_s + self.layer_row_s * tokens
+            own *= self.cache_penalty if self.cache_break_layers and layers > self.cache_break_layers else 1.0
+            return stage + layers * (own + (ring if context == "ring" else gathered))
         if module == "last_layer":
             return stage + self.last_call_s + self.last_row_s * tokens + ring
         if module == "input":
             return self.input_call_s + self.input_row_s * tokens
         return self.head_call_s + self.head_target_s * b
 
-    def saved_bytes(self, module: str, layers: int, b: int, rows: int, cp: int) -> float:
+    def backward_s(self, forward_s: float, b: int, rows: int, recompute: str) -> float:
+        """Layers that run again take their forward once more, but not their stage's channels."""
+        again = forward_s - self.stage_call_s - self.stage_row_s * b * rows if recompute == "full" else 0.0
+        return self.backward_factor * forward_s + again
+
+    def saved_bytes(self, module: str, layers: int, b: int, rows: int, cp: int, recompute: str = "none") -> float:
         tokens = b * rows
         channels = self.channel_score_bytes * tokens * rows * cp
         if module == "layer":
-            return channels + layers * self.layer_row_bytes * tokens
+            return channels + layers * tokens * (self.layer_row_bytes if recompute == "none" else self.kept_row_bytes)
         if module == "last_layer":
-            return channels + self.last_row_bytes * tokens
+            return channels + tokens * (self.last_row_bytes if recompute == "none" else self.kept_row_bytes)
         return self.input_row_bytes * tokens if module == "input" else self.head_target_bytes * b
+
+
+LAYERS = (1, 2, 4)
 
 
 def profile(truth: Planted | None = None, *, gpus: int = 4, work: Workload | None = None) -> Profile:
@@ -115,15 +131,18 @@ def profile(truth: Planted | None = None, *, gpus: int = 4, work: Workload | Non
 
 def _compute(truth: Planted, work: Workload, gpus: int) -> list[ComputeSample]:
     counts, item = work.parameters(), work.itemsize_bytes
+    depths = LAYERS if not truth.cache_break_layers else (*LAYERS, 8, 12, 16)
     samples = []
     for cp in range(1, gpus + 1):
         rows = work.batch.rows(cp).rows_per_rank
         for b in (4, 8, 16, 32, 64):
-            for layers in (1, 2, 4):
-                samples.append(
-                    _sample(truth, "layer", layers, b, rows, cp, (layers * counts.layer + counts.shared) * item)
-                )
-            samples.append(_sample(truth, "last_layer", 1, b, rows, cp, (counts.layer + counts.shared) * item))
+            for recompute in ("none", "full"):
+                for context in ("ring", "allgather") if cp > 1 else ("ring",):
+                    for layers in depths:
+                        size = (layers * counts.layer + counts.shared) * item
+                        samples.append(_sample(truth, "layer", layers, b, rows, cp, size, recompute, context))
+                size = (counts.layer + counts.shared) * item
+                samples.append(_sample(truth, "last_layer", 1, b, rows, cp, size, recompute))
             samples.append(_sample(truth, "input", 0, b, rows, cp, counts.input * item))
             samples.append(_sample(truth, "head", 0, b, rows, cp, counts.head * item))
     for layers in (1, 2, 4, 8):
@@ -146,11 +165,22 @@ def _compute(truth: Planted, work: Workload, gpus: int) -> list[ComputeSample]:
     return samples
 
 
-def _sample(truth: Planted, module: Any, layers: int, b: int, rows: int, cp: int, size: int) -> ComputeSample:
-    forward = truth.forward_s(module, layers, b, rows, cp)
-    backward = truth.backward_factor * forward
-    saved = round(truth.saved_bytes(module, layers, b, rows, cp))
+def _sample(
+    truth: Planted,
+    module: Any,
+    layers: int,
+    b: int,
+    rows: int,
+    cp: int,
+    size: int,
+    recompute: Any = "none",
+    context: Any = "ring",
+) -> ComputeSample:
+    forward = truth.forward_s(module, layers, b, rows, cp, context)
+    backward = truth.backward_s(forward, b, rows, recompute)
+    saved = round(truth.saved_bytes(module, layers, b, rows, cp, recompute))
     working = round(truth.working_row_bytes * b * rows)
+    again = round(truth.layer_row_bytes * b * rows) if recompute == "full" else 0
     return ComputeSample(
         module=module,
         num_layers=layers,
@@ -158,13 +188,15 @@ def _sample(truth: Planted, module: Any, layers: int, b: int, rows: int, cp: int
         rows=rows,
         sequence_rows=SEQUENCE_ROWS,
         microbatch_size=b,
+        recompute=recompute,
+        context=context,
         forward_s=forward,
         backward_s=backward,
         memory={
             "parameters": size,
             "saved": saved,
             "forward_peak": saved + working,
-            "backward_peak": 2 * working,
+            "backward_peak": 2 * working + again,
             "batch": round(truth.batch_row_bytes * b * rows) if module != "head" else 8 * b,
         },
         samples_s=[[forward, backward]] * 3,

@@ -29,14 +29,26 @@ def test_planted_time_coefficients_are_recovered() -> None:
     expected = {
         "layer.call": truth.layer_call_s,
         "layer.rows": truth.layer_row_s,
-        "layer.hop": truth.hop_s,
-        "layer.hop_rows": truth.hop_row_s,
+        "layer.ring_hop": truth.hop_s,
+        "layer.ring_rows": truth.hop_row_s,
+        "layer.allgather_hop": truth.gather_s,
+        "layer.allgather_rows": truth.gather_row_s,
+        "layer_full.call": truth.layer_call_s,
+        "layer_full.rows": truth.layer_row_s,
+        "layer_full.ring_hop": truth.hop_s,
+        "layer_full.ring_rows": truth.hop_row_s,
+        "layer_full.allgather_hop": truth.gather_s,
+        "layer_full.allgather_rows": truth.gather_row_s,
+        "last_layer_full.call": truth.last_call_s,
+        "last_layer_full.rows": truth.last_row_s,
+        "last_layer_full.ring_hop": truth.hop_s,
+        "last_layer_full.ring_rows": truth.hop_row_s,
         "stage.call": truth.stage_call_s,
         "stage.rows": truth.stage_row_s,
         "last_layer.call": truth.last_call_s,
         "last_layer.rows": truth.last_row_s,
-        "last_layer.hop": truth.hop_s,
-        "last_layer.hop_rows": truth.hop_row_s,
+        "last_layer.ring_hop": truth.hop_s,
+        "last_layer.ring_rows": truth.hop_row_s,
         "input.call": truth.input_call_s,
         "input.rows": truth.input_row_s,
         "head.call": truth.head_call_s,
@@ -44,7 +56,8 @@ def test_planted_time_coefficients_are_recovered() -> None:
     }
     for name, value in expected.items():
         assert forward[name] == pytest.approx(value, rel=EXACT), name
-        assert terms["backward_s"][name] == pytest.approx(truth.backward_factor * value, rel=EXACT), name
+        factor = truth.backward_factor + ("_full." in name)
+        assert terms["backward_s"][name] == pytest.approx(factor * value, rel=EXACT), name
     for name in forward.keys() - expected.keys():
         assert forward[name] == pytest.approx(0.0, abs=1e-12), name
     assert terms["p2p_s"] == pytest.approx({"call": truth.p2p_call_s, "bytes": truth.p2p_byte_s}, rel=EXACT)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
+from megagraph_cli.cost.makespans import Paths, gpipe_makespans, one_f_one_b_makespans
 from megagraph_cli.cost.simulate import critical_counts, longest_paths, simulate, with_receives
 from tests.cost.oracle import makespan
 
@@ -16,7 +18,7 @@ ROUNDING = 1e-12
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_equals_an_independent_simulation(schedule: str) -> None:
     rng = random.Random(7)
-    for _ in range(150):
+    for _ in range(500):
         pp = rng.randint(1, 6)
         count = rng.randint(pp, 12)
         forward = [rng.choice([0.0, rng.random(), 3.0]) for _ in range(pp)]
@@ -64,3 +66,33 @@ def test_the_longest_path_is_made_of_the_work_it_counts() -> None:
             assert chain <= max(ends) * (1 + ROUNDING)
             # A chain through the last stage passes every stage both ways at least once.
             assert chain >= sum(forward) + sum(backward) - ROUNDING
+
+
+def test_closed_forms_equal_the_simulation() -> None:
+    rng = random.Random(11)
+    for _ in range(500):
+        pp = rng.randint(1, 8)
+        count = pp + rng.choice([0, 0, 1, 2, 9])
+        forward = np.array([[rng.choice([0.0, rng.random(), 3.0]) for _ in range(pp)] for _ in range(3)])
+        backward = np.array([[rng.choice([0.0, rng.random(), 5.0]) for _ in range(pp)] for _ in range(3)])
+        for name, makespans in (("gpipe", gpipe_makespans), ("1f1b", one_f_one_b_makespans)):
+            expected = [
+                simulate(ahead, back, 0.0, count, name).makespan_s
+                for ahead, back in zip(forward.tolist(), backward.tolist(), strict=True)
+            ]
+            assert makespans(forward, backward, count) == pytest.approx(expected, rel=ROUNDING)
+
+
+def test_paths_of_some_stages_bound_those_of_all() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        pp = int(rng.integers(2, 8))
+        count = pp + int(rng.integers(0, 6))
+        forward, backward = rng.random((4, pp)), rng.random((4, pp))
+        whole = one_f_one_b_makespans(forward, backward, count)
+        total = (forward + backward).sum(axis=1)
+        for known in range(1, pp):
+            paths = Paths(forward[:, :known], backward[:, :known], pp, count)
+            within = np.max([paths.down_to(stage) for stage in range(known)], axis=0)
+            assert np.all(within <= whole * (1 + ROUNDING))
+            assert np.all(paths.through_the_end(total) <= whole * (1 + ROUNDING))

@@ -36,6 +36,8 @@ class SearchRequest:
     dp: int | None = None
     microbatches: int | None = None
     schedule: str | None = None
+    recompute: str | None = None
+    context: str | None = None
     layers: list[int] | None = None
     overrides: dict[str, str] = field(default_factory=dict)
     device: str | None = None
@@ -62,8 +64,16 @@ def run(request: SearchRequest, out: Path) -> Plan:
 
 
 def _pins(request: SearchRequest) -> Pins:
-    layers = None if request.layers is None else tuple(request.layers)
-    return Pins(request.pp, request.cp, request.dp, request.microbatches, request.schedule, layers)
+    return Pins(
+        pp=request.pp,
+        cp=request.cp,
+        dp=request.dp,
+        num_microbatches=request.microbatches,
+        schedule=request.schedule,
+        recompute=request.recompute,
+        context=request.context,
+        layers=None if request.layers is None else tuple(request.layers),
+    )
 
 
 def overridden(workload: Workload, overrides: dict[str, str]) -> Workload:
@@ -96,6 +106,8 @@ def plan_of(predictor: Predictor, result: SearchResult, gpus: int, mem_bytes: in
         layers_per_stage=brief.layers_per_stage,
         num_microbatches=brief.num_microbatches,
         schedule="1f1b" if brief.schedule == "1f1b" else "gpipe",
+        recompute=brief.recompute,
+        context=brief.context,
         predicted=predictor.forecast(best.setting, best.choice.split),
         search=SearchCounts(
             num_candidates=result.num_candidates, num_feasible=result.num_feasible, max_gap=result.max_gap
@@ -113,8 +125,8 @@ def _brief(found: Found) -> BriefPlan:
         layers_per_stage=list(found.choice.split),
         num_microbatches=setting.num_microbatches,
         schedule=setting.schedule,
-        recompute="none",
-        context="ring",
+        recompute="full" if setting.recompute == "full" else "none",
+        context="allgather" if setting.context == "allgather" else "ring",
         predicted=BriefForecast(step_s=found.choice.step_s, peak_bytes=found.choice.peak_bytes),
     )
 

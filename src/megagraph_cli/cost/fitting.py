@@ -51,11 +51,7 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
     out. ``sets`` are the ``--set`` texts with which ``mgraph profile`` measures this workload.
     Raises MgraphError (exit 4) where the profile lacks a term that every plan needs.
     """
-    usable = [
-        sample
-        for sample in profile.compute
-        if not sample.out_of_memory and (sample.recompute, sample.context) == ("none", "ring")
-    ]
+    usable = [sample for sample in profile.compute if not sample.out_of_memory]
     _check_complete(profile, usable, sets)
     observations = compute_observations(usable) + link_observations(profile) + host_observations(profile)
     held_out = _held_out(observations)

@@ -16,41 +16,56 @@ OPTIMIZER_MOMENTS = 2
 
 @dataclass(frozen=True)
 class RoleMemory:
-    """Bytes by phase and term, each an array over numbers of layers.
+    """Bytes of a stage, each an array over numbers of layers.
 
-    Phases: ``forward`` (the last micro-batch in flight goes forward), ``backward`` (the first comes back) and
-    ``optimizer``. Gradients are summed in place, so their reduction is never the largest.
+    ``standing`` by term: alive all through a step; ``each`` by term: for each of the K micro-batches; ``saved``: for
+    every micro-batch in flight; ``forward`` and ``backward``: while one goes through; ``optimizer``: while it steps.
     """
 
-    phases: Mapping[str, Mapping[str, Array]]
+    standing: Mapping[str, Array]
+    each: Mapping[str, Array]
+    saved: Array
+    forward: Array
+    backward: Array
+    optimizer: Array
 
-    def peak(self) -> NDArray[np.int64]:
+    def peak(self, num_microbatches: int, in_flight: int) -> NDArray[np.int64]:
         """Largest phase, whole bytes, every term rounded up."""
-        totals = [sum(_whole(value) for value in terms.values()) for terms in self.phases.values()]
-        return np.asarray(np.maximum.reduce(np.broadcast_arrays(*totals)), dtype=np.int64)
+        always = sum(_whole(value) for value in self._always(num_microbatches).values())
+        passing = _whole(in_flight * self.saved) + _whole(np.maximum(self.forward, self.backward))
+        return np.asarray(always + np.maximum(passing, _whole(self.optimizer)), dtype=np.int64)
 
-    def at_peak(self) -> Bytes:
-        """Bytes by term in the largest phase, for a single number of layers."""
-        whole = {
-            phase: {name: int(_whole(value).reshape(-1)[0]) for name, value in terms.items()}
-            for phase, terms in self.phases.items()
-        }
-        return max(whole.values(), key=lambda terms: sum(terms.values()))
+    def at_peak(self, num_microbatches: int, in_flight: int) -> Bytes:
+        """Bytes by term in the largest phase, for a single number of layers.
+
+        Phases: the last micro-batch in flight goes forward, the first comes back, the optimizer steps. Gradients are
+        summed in place, so their reduction is never the largest.
+        """
+        always = self._always(num_microbatches)
+        waiting = {"activations": in_flight * self.saved}
+        phases = [
+            always | waiting | {"working": self.forward},
+            always | waiting | {"working": self.backward},
+            always | {"working": self.optimizer},
+        ]
+        whole = [{name: int(_whole(value).reshape(-1)[0]) for name, value in terms.items()} for terms in phases]
+        return max(whole, key=lambda terms: sum(terms.values()))
+
+    def _always(self, num_microbatches: int) -> dict[str, Array]:
+        return {**self.standing, **{name: num_microbatches * value for name, value in self.each.items()}}
 
 
 def _whole(value: Array) -> NDArray[np.int64]:
     return np.asarray(np.ceil(value), dtype=np.int64)
 
 
-def phase_bytes(
+def stage_bytes(
     terms: Mapping[str, Mapping[str, float]],
     size: Size,
     *,
     parts: Sequence[str],
     parameters: Array,
     boundary: int,
-    num_microbatches: int,
-    in_flight: int,
     remedy: str,
 ) -> RoleMemory:
     """Bytes of a stage that runs ``parts`` in this order; ``size.layers`` and ``parameters`` are arrays.
@@ -71,22 +86,22 @@ def phase_bytes(
     saved = sum(saved_of.values(), start=np.zeros_like(middle))
     forward = _most_held(saved_of, {part: value("forward_transient_bytes", part) for part in parts})
     backward = _most_held(saved_of, {part: value("backward_transient_bytes", part) for part in parts})
-    standing = {
-        "parameters": parameters,
-        "gradients": parameters,
-        "optimizer": OPTIMIZER_MOMENTS * parameters,
-        "batch": num_microbatches * _batch_bytes({part: value("batch_bytes", part) for part in parts}),
-        "boundary": num_microbatches * boundary * one,
-    }
-    waiting = {"activations": in_flight * saved}
     optimizer = part_regressors("optimizer_transient_bytes", "optimizer", Size(parameters_bytes=parameters))
     step = np.asarray(evaluate(terms, "optimizer_transient_bytes", optimizer, remedy=remedy), dtype=float)
     return RoleMemory(
-        {
-            "forward": standing | waiting | {"working": np.maximum(forward - saved, 0.0)},
-            "backward": standing | waiting | {"working": np.maximum(backward - saved, 0.0)},
-            "optimizer": standing | {"working": step * one},
-        }
+        standing={
+            "parameters": parameters,
+            "gradients": parameters,
+            "optimizer": OPTIMIZER_MOMENTS * parameters,
+        },
+        each={
+            "batch": _batch_bytes({part: value("batch_bytes", part) for part in parts}),
+            "boundary": boundary * one,
+        },
+        saved=saved,
+        forward=np.maximum(forward - saved, 0.0),
+        backward=np.maximum(backward - saved, 0.0),
+        optimizer=step * one,
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.cost.makespans import Paths, one_f_one_b_makespans
-from megagraph_cli.cost.partition import Caps, Choice, Split, caps_within, fits
+from megagraph_cli.cost.partition import Caps, Choice, caps_within, fits
 from megagraph_cli.cost.predict import StageTables
 from megagraph_cli.cost.terms import Array
 
@@ -33,7 +33,7 @@ MOVED_STAGES = 3
 
 @dataclass(frozen=True)
 class _Bounds:
-    """For one memory limit: ``caps`` by stage; ``rest[s][p]`` bounds the pipeline when p extra layers stand before s."""
+    """For one memory limit: ``caps`` by stage; ``rest[s][p]`` bounds the pipeline, p layers being placed."""
 
     caps: Caps
     rest: list[Array]
@@ -221,56 +221,61 @@ class OneFOneB:
 
     def _exhaust(self, bounds: _Bounds, best: Splits | None, best_s: float) -> tuple[Splits | None, float]:
         """Extend partial splits depth first, the most promising first, until none is left that may be faster."""
-        blocks: list[tuple[float, Splits]] = [(0.0, np.zeros((1, 0), dtype=np.int64))]
+        blocks = [_Block(0.0, np.zeros((1, 0), dtype=np.int64), np.zeros(1))]
         seen = 0
         while blocks:
-            bound_s, block = blocks.pop()
+            block = blocks.pop()
             limit_s = best_s * (1 - TOLERANCE)
-            if bound_s >= limit_s:
+            if block.bound_s >= limit_s:
                 continue
             if seen > MOST_PREFIXES:
-                left_s = min([bound_s, *(bound for bound, _ in blocks)])
+                left_s = min([block.bound_s, *(other.bound_s for other in blocks)])
                 root_s = float(bounds.rest[0][0]) + self._tail_floor
                 self.max_gap = max(self.max_gap, 1 - max(left_s, root_s) / best_s)
                 break
-            longer = self._extended(bounds, block, limit_s)
-            seen += len(longer)
-            if not len(longer):
+            splits, longest_s, found = self._extended(bounds, block, limit_s)
+            seen += len(splits)
+            if splits.shape[1] == self.tables.pp:
+                steps = np.maximum(longest_s + self._tails(splits), self.tables.host_s)
+                if steps.min(initial=math.inf) < limit_s:
+                    best, best_s = splits[[int(np.argmin(steps))]], float(steps.min())
                 continue
-            if longer.shape[1] == self.tables.pp:
-                steps = self._steps_s(longer)
-                if steps.min() < best_s * (1 - TOLERANCE):
-                    best, best_s = longer[[int(np.argmin(steps))]], float(steps.min())
-                continue
-            found = self._bounds_of(bounds, longer)
             order = np.argsort(-found, kind="stable")
             order = order[found[order] < limit_s]
             for part in np.array_split(order, max(1, -(-len(order) // BLOCK))):
                 if len(part):
-                    blocks.append((float(found[part].min()), longer[part]))
+                    blocks.append(_Block(float(found[part].min()), splits[part], longest_s[part]))
         return best, best_s
 
-    def _extended(self, bounds: _Bounds, block: Splits, limit_s: float) -> Splits:
-        """Every split of the block with one more stage, as far as the table leaves it a chance."""
-        assert self._families is not None
-        stage = block.shape[1]
-        placed = block.sum(axis=1)
-        extra = np.arange(bounds.caps[stage])
-        within = placed[:, None] + extra[None, :] < self.tables.width
-        after = np.minimum(placed[:, None] + extra[None, :], self.tables.width - 1)
-        bound = np.maximum(self._families[stage][placed][:, : len(extra)], bounds.rest[stage + 1][after])
-        bound = bound + self._tail_floor
-        row, column = np.nonzero(within & (bound < limit_s))
-        return np.concatenate([block[row], extra[column][:, None]], axis=1)
+    def _extended(self, bounds: _Bounds, block: _Block, limit_s: float) -> tuple[Splits, Array, Array]:
+        """Every split of the block with one more stage, as far as the table leaves it a chance.
 
-    def _bounds_of(self, bounds: _Bounds, splits: Splits) -> Array:
-        """[N] lower bounds of the step time of every completion of partial splits."""
-        tables, known = self.tables, splits.shape[1]
-        placed = splits.sum(axis=1)
+        With each the longest path within its stages, and a lower bound of the step of all its completions.
+        """
+        assert self._families is not None
+        tables, stage = self.tables, block.splits.shape[1]
+        placed = block.splits.sum(axis=1)
+        extra = np.arange(bounds.caps[stage])
+        within = placed[:, None] + extra[None, :] < tables.width
+        after = np.minimum(placed[:, None] + extra[None, :], tables.width - 1)
+        bound = np.maximum(self._families[stage][placed][:, : len(extra)], bounds.rest[stage + 1][after])
+        row, column = np.nonzero(within & (bound + self._tail_floor < limit_s))
+        splits = np.concatenate([block.splits[row], extra[column][:, None]], axis=1)
         paths = Paths(*self._times(splits), tables.pp, tables.setting.num_microbatches)
-        total = paths.sums[:, -1] + self._after[tables.pp - known][tables.width - 1 - placed]
-        longest = np.maximum(paths.longest(), paths.through_the_end(total))
-        return np.maximum(longest, bounds.rest[known][placed]) + self._tails(splits)
+        longest = np.maximum(block.longest_s[row], paths.down_to(stage))
+        left = tables.width - 1 - splits.sum(axis=1)
+        total = paths.sums[:, -1] + self._after[tables.pp - stage - 1][left]
+        least = np.maximum(longest, paths.through_the_end(total)) if stage + 1 < tables.pp else longest
+        return splits, longest, np.maximum(least, bound[row, column]) + self._tails(splits)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Partial splits with the longest path within their stages, and the least bound of them all."""
+
+    bound_s: float
+    splits: Splits
+    longest_s: Array
 
 
 def _least_sums(both: list[Array]) -> list[Array]:

@@ -150,9 +150,11 @@ class _Ends:
         least = np.minimum(1, np.maximum(middle - stages * within, 0))
         most = np.clip(middle - stages * within, 0, stages)
         repeats = most - least + 1
-        broken = np.concatenate([np.arange(low, high + 1) for low, high in zip(least, most, strict=True)])
-        fill = [np.repeat(each, repeats) for each in (first, last)]
-        return cls(fill[0], fill[1], broken, np.repeat(middle, repeats), stages, within)
+        # Every number of broken stages from the least to the most, for each pair in turn.
+        starts = np.repeat(np.cumsum(repeats) - repeats, repeats)
+        broken = np.arange(int(repeats.sum())) - starts + np.repeat(least, repeats)
+        fill = [np.repeat(each, repeats) for each in (first, last, middle)]
+        return cls(fill[0], fill[1], broken, fill[2], stages, within)
 
     @property
     def _beyond(self) -> NDArray[np.int64]:

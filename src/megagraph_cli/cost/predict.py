@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import Forecast, StageForecast
 from megagraph_cli.artifacts.workload import Workload
-from megagraph_cli.cost.memory import Bytes, RoleMemory, phase_bytes
+from megagraph_cli.cost.memory import Bytes, RoleMemory, stage_bytes
 from megagraph_cli.cost.simulate import simulate, with_receives
 from megagraph_cli.cost.terms import (
     Array,
@@ -27,6 +28,7 @@ from megagraph_cli.cost.terms import (
 )
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
 from megagraph_cli.layout.dims import ParallelDims
+from megagraph_cli.layout.parameters import ParameterCounts
 from megagraph_cli.layout.schedules import SCHEDULES
 
 SUMMARY_BYTES = 24
@@ -99,6 +101,8 @@ class Predictor:
     sets: tuple[str, ...] = ()
     """The ``--set`` texts with which ``mgraph profile`` measures the cost model's workload."""
     _roles: dict[object, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
+    _memories: dict[object, RoleMemory] = field(default_factory=dict, repr=False, compare=False)
+    _sizes: dict[object, Size] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def terms(self) -> Mapping[str, Mapping[str, float]]:
@@ -120,11 +124,19 @@ class Predictor:
     def _profile_call(self) -> str:
         return profile_call(self.cost_model.workload, self.cost_model.machine.device, self.sets)
 
-    def size(self, setting: Setting, layers: object = 0) -> Size:
-        dims = setting.dims
-        targets = microbatch_targets(self.workload.batch.batch_size, dims.dp, setting.num_microbatches)
-        rows = self.workload.batch.rows(dims.cp).rows_per_rank
-        return Size(layers, targets, rows, dims.cp, recompute=setting.recompute, context=setting.context)
+    def size(self, setting: Setting, layers: Any = 0) -> Size:
+        """A micro-batch of the setting, through ``layers`` middle layers."""
+        key = (setting.dims, setting.num_microbatches, setting.recompute, setting.context)
+        if key not in self._sizes:
+            dims = setting.dims
+            targets = microbatch_targets(self.workload.batch.batch_size, dims.dp, setting.num_microbatches)
+            rows = self.workload.batch.rows(dims.cp).rows_per_rank
+            self._sizes[key] = Size(0, targets, rows, dims.cp, 0, setting.recompute, setting.context)
+        return self._sizes[key] if isinstance(layers, int) and not layers else replace(self._sizes[key], layers=layers)
+
+    @cached_property
+    def _counts(self) -> ParameterCounts:
+        return self.workload.parameters()
 
     def parts_of(self, role: Role) -> list[str]:
         """Modules of a stage in the order of its forward."""
@@ -148,7 +160,7 @@ class Predictor:
 
     def parameters_bytes(self, role: Role, layers: Array) -> Array:
         """Bytes of a stage's weights."""
-        held = self.workload.parameters().of_stage(layers, first=role.first, last=role.last)
+        held = self._counts.of_stage(layers, first=role.first, last=role.last)
         return held * self.workload.itemsize_bytes
 
     def tail_s(self, setting: Setting, role: Role, layers: Array) -> Array:
@@ -163,7 +175,7 @@ class Predictor:
         if dims.dp * dims.cp > 1:
             total = total + self._all_reduce_s(held, dims.dp * dims.cp)
         if dims.pp > 1:
-            shared = self.workload.parameters().shared * self.workload.itemsize_bytes
+            shared = self._counts.shared * self.workload.itemsize_bytes
             total = total + self._all_reduce_s(shared, dims.pp)
         if dims.size > 1:
             total = total + self._all_reduce_s(SUMMARY_BYTES, dims.size)
@@ -192,17 +204,14 @@ class Predictor:
         """What a step cannot undercut where the host works beside the device: the construction of its batch."""
         return 0.0 if self.host_shares_cores else self.host_s(setting)
 
-    def memory(self, setting: Setting, stage: int, layers: Array) -> RoleMemory:
+    def memory(self, setting: Setting, role: Role, layers: Array) -> RoleMemory:
         """Bytes of a stage by phase and term, for each number of layers."""
-        role = role_of(stage, setting.dims.pp)
-        return phase_bytes(
+        return stage_bytes(
             self.terms,
             self.size(setting, layers - role.last),
             parts=self.parts_of(role),
             parameters=self.parameters_bytes(role, layers),
             boundary=boundary_bytes(self.workload, self.size(setting)) * ((not role.first) + (not role.last)),
-            num_microbatches=setting.num_microbatches,
-            in_flight=setting.in_flight(stage),
             remedy=self.remedy(min(setting.dims.cp, 2)),
         )
 
@@ -219,7 +228,7 @@ class Predictor:
                 times[role] = self._role_times(setting, role, layers, transfer_s)
             key = (role, setting.in_flight(stage))
             if key not in bytes_of:
-                peak = self.memory(setting, stage, layers).peak()
+                peak = self._role_memory(setting, role, layers).peak(setting.num_microbatches, key[1])
                 margin = np.ceil(self.terms["margin"]["relative"] * peak).astype(np.int64)
                 bytes_of[key] = (peak, peak + margin)
         roles = [role_of(stage, pp) for stage in range(pp)]
@@ -244,6 +253,12 @@ class Predictor:
             self._roles[key] = (forward, backward, self.tail_s(setting, role, layers))
         return self._roles[key]
 
+    def _role_memory(self, setting: Setting, role: Role, layers: Array) -> RoleMemory:
+        key = (role, self.size(setting), len(layers))
+        if key not in self._memories:
+            self._memories[key] = self.memory(setting, role, layers)
+        return self._memories[key]
+
     def forecast(self, setting: Setting, split: Sequence[int]) -> Forecast:
         """Step, epoch and every stage's seconds and bytes of one plan."""
         pp, count = setting.dims.pp, setting.num_microbatches
@@ -254,7 +269,8 @@ class Predictor:
             forward.append(float(self.pass_s("forward_s", setting, role, layers)[0]))
             backward.append(float(self.pass_s("backward_s", setting, role, layers)[0]))
             tails.append(float(self.tail_s(setting, role, layers)[0]))
-            stages_bytes.append(self.memory(setting, stage, layers).at_peak())
+            held_bytes = self.memory(setting, role, layers)
+            stages_bytes.append(held_bytes.at_peak(count, setting.in_flight(stage)))
         timeline = simulate(forward, backward, transfer_s, count, setting.schedule)
         step_s = max(timeline.makespan_s + max(tails), self._floor_s(setting))
         busy = [
