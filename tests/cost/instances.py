@@ -35,6 +35,10 @@ def random_cost_model(rng: random.Random, num_layers: int, batch_size: int) -> C
     terms["all_reduce_s"] = {"call": 0.0, "hop": 1e-4, "bytes": rng.choice([1e-10, 1e-7]), "contention_bytes": 0.0}
     terms["optimizer_s"] = {"optimizer.call": 1e-4, "optimizer.bytes": rng.choice([0.0, 1e-8])}
     terms["construct_s"] = {"call": 0.0, "targets": rng.choice([1e-6, 1e-6, 2e-3])}
+    if rng.random() < 0.4:
+        unit, typical = rng.choice([("layers", 1), ("sequences", 2), ("rows", 20)])
+        most = float(typical * rng.choice([0, 1, 2, 3, 5, 8]))
+        terms["cache"] = {"cache_penalty": rng.choice([1.1, 1.68, 3.0]), f"break_{unit}": most}
     terms["margin"] = {"relative": rng.choice([0.0, 0.013, 0.05])}
     return fitted.model_copy(update={"terms": terms})
 

@@ -88,10 +88,13 @@ def test_quality_counts_held_out_samples_only_and_is_exact_on_exact_data() -> No
 
 def noisy(share: float, seed: int = 0) -> Profile:
     """A planted profile whose compute samples are off by up to a share."""
-    rng = random.Random(seed)
-    exact = planted.profile()
+    return shaken(planted.profile(), share, seed)
 
-    def shaken(sample: ComputeSample) -> ComputeSample:
+
+def shaken(exact: Profile, share: float, seed: int) -> Profile:
+    rng = random.Random(seed)
+
+    def one(sample: ComputeSample) -> ComputeSample:
         factor = 1 + share * rng.uniform(-1, 1)
         memory = {
             name: value if name == "parameters" else round(value * factor) for name, value in sample.memory.items()
@@ -99,7 +102,7 @@ def noisy(share: float, seed: int = 0) -> Profile:
         update = {"forward_s": sample.forward_s * factor, "backward_s": sample.backward_s * factor, "memory": memory}
         return sample.model_copy(update=update)
 
-    return exact.model_copy(update={"compute": [shaken(sample) for sample in exact.compute]})
+    return exact.model_copy(update={"compute": [one(sample) for sample in exact.compute]})
 
 
 def test_margin_covers_the_worst_held_out_under_prediction() -> None:
@@ -169,3 +172,24 @@ def test_measured_range_is_the_largest_of_each() -> None:
     measured = fit(planted.profile(replace(Planted(), hop_s=1e-3), gpus=3)).measured
     assert (measured.gpus, measured.layers, measured.microbatch_size) == (3, 4, 64)
     assert measured.message_bytes == 4_194_304
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_planted_cache_break_is_recovered(noise: float) -> None:
+    truth = Planted(cache_penalty=1.68, cache_break_layers=8)
+    profile = planted.profile(truth, gpus=2, work=planted.workload(20))
+    if noise:
+        profile = shaken(profile, noise, seed=3)
+    terms = fit(profile).terms
+    assert terms["cache"]["cache_penalty"] == pytest.approx(1.68, rel=0.02)
+    assert terms["cache"]["break_layers"] == terms["cache"]["cache_break_layers"] == 8
+    if not noise:
+        assert terms["forward_s"]["layer.rows"] == pytest.approx(truth.layer_row_s, rel=0.02)
+        assert terms["backward_s"]["layer.call"] == pytest.approx(2 * truth.layer_call_s, rel=0.02)
+
+
+def test_noise_alone_makes_no_cache_break() -> None:
+    deep = Planted(cache_penalty=1.0, cache_break_layers=8)
+    for seed in range(3):
+        assert "cache" not in fit(shaken(planted.profile(deep, gpus=2), 0.05, seed)).terms
+    assert "cache" not in fit(planted.profile()).terms

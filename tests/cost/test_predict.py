@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megagraph_cli.cost.fitting import fit
-from megagraph_cli.cost.predict import Predictor, Setting
+from megagraph_cli.cost.predict import Predictor
+from megagraph_cli.cost.setting import Setting
 from megagraph_cli.layout.dims import ParallelDims
 from tests.cost import planted
 

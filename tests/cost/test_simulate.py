@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
 import pytest
 
 from megagraph_cli.cost.makespans import Paths, gpipe_makespans, one_f_one_b_makespans
-from megagraph_cli.cost.simulate import critical_counts, longest_paths, simulate, with_receives
+from megagraph_cli.cost.simulate import events, simulate, with_receives
 from tests.cost.oracle import makespan
 
 ROUNDING = 1e-12
@@ -51,21 +52,26 @@ def test_a_receive_occupies_its_receiver() -> None:
     assert timeline.makespan_s == pytest.approx(1 + 2 * 1.5 + 1 + 2 * 1.5, rel=ROUNDING)
 
 
-def test_the_longest_path_is_made_of_the_work_it_counts() -> None:
-    rng = random.Random(3)
-    for schedule in ("gpipe", "1f1b"):
-        for _ in range(50):
-            pp = rng.randint(1, 5)
-            count = rng.randint(pp, 9)
-            forward = [rng.random() for _ in range(pp)]
-            backward = [rng.random() for _ in range(pp)]
-            ends, chain = longest_paths(forward, backward, count, schedule)
-            counts = critical_counts(forward, backward, count, schedule)
-            length = sum(n * time for n, time in zip(counts, forward + backward, strict=True))
-            assert length == pytest.approx(max(ends), rel=ROUNDING)
-            assert chain <= max(ends) * (1 + ROUNDING)
-            # A chain through the last stage passes every stage both ways at least once.
-            assert chain >= sum(forward) + sum(backward) - ROUNDING
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_events_are_the_work_of_each_stage_without_overlap(schedule: str) -> None:
+    forward, backward, transfer, count = [1.0, 4.0, 2.0], [2.0, 3.0, 7.0], 0.5, 5
+    found = events(forward, backward, transfer, count, schedule)
+    timeline = simulate(forward, backward, transfer, count, schedule)
+    assert len(found) == 2 * 3 * count
+    for stage in range(3):
+        mine = [event for event in found if event.stage == stage]
+        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(mine))
+        assert mine[-1].end_s == pytest.approx(timeline.stage_end_s[stage], rel=ROUNDING)
+        assert {(event.kind, event.microbatch) for event in mine} == {
+            (kind, number) for kind in ("forward", "backward") for number in range(count)
+        }
+        lengths = {event.kind: event.end_s - event.start_s - event.receive_s for event in mine}
+        assert lengths == pytest.approx({"forward": forward[stage], "backward": backward[stage]}, rel=ROUNDING)
+    # What a stage needs was done before it began.
+    ends = {(event.kind, event.stage, event.microbatch): event.end_s for event in found}
+    for event in found:
+        source = event.stage + (-1 if event.kind == "forward" else 1)
+        assert ends.get((event.kind, source, event.microbatch), 0.0) <= event.start_s
 
 
 def test_closed_forms_equal_the_simulation() -> None:

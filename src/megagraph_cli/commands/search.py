@@ -13,8 +13,9 @@ from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import BriefForecast, BriefPlan, Dims, Extrapolation, Plan, SearchCounts
 from megagraph_cli.artifacts.workload import MAX_BATCH_SIZE, Workload
 from megagraph_cli.commands.devices import device_of_artifact
-from megagraph_cli.cost.predict import Predictor, boundary_bytes, role_of
+from megagraph_cli.cost.predict import Predictor, boundary_bytes
 from megagraph_cli.cost.search import Found, SearchResult, search
+from megagraph_cli.cost.setting import role_of
 from megagraph_cli.cost.space import Pins
 from megagraph_cli.errors import MgraphError
 

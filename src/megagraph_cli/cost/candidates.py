@@ -19,8 +19,8 @@ from megagraph_cli.cost.partition import (
     gpipe_front,
     least_need,
 )
-from megagraph_cli.cost.predict import Setting, StageTables
-from megagraph_cli.cost.simulate import longest_paths
+from megagraph_cli.cost.setting import Setting, StageTables
+from megagraph_cli.cost.simulate import stage_ends
 
 
 class Candidate(Protocol):
@@ -161,9 +161,7 @@ class PinnedSplit:
             return [float(values[layers - 1]) for values, layers in zip(table, self.split, strict=True)]
 
         setting = self.setting
-        ends, _ = longest_paths(
-            held(tables.forward_s), held(tables.backward_s), setting.num_microbatches, setting.schedule
-        )
+        ends = stage_ends(held(tables.forward_s), held(tables.backward_s), setting.num_microbatches, setting.schedule)
         step_s = max(max(ends) + max(held(tables.tail_s)), tables.host_s)
         return Choice(step_s, int(max(held(tables.peak_bytes))), self.split)
 

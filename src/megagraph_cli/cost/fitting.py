@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from megagraph_cli.artifacts.cost_model import CostModel, MeasuredRange, Quality, QualityTable
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
+from megagraph_cli.cost.cache import CacheBreak, LayerSamples, find_break
 from megagraph_cli.cost.memory import OPTIMIZER_MOMENTS
 from megagraph_cli.cost.terms import (
     MODULES,
@@ -25,6 +26,8 @@ from megagraph_cli.cost.terms import (
 )
 
 TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "p2p_s", "all_reduce_s", "construct_s", "gather_s"})
+PASSES = ("forward_s", "backward_s")
+NO_SIZE = Size()
 HOLD_OUT_EVERY = 4
 HOLD_OUT_FROM = 6
 """A group of fewer samples is too small to spare one."""
@@ -42,6 +45,7 @@ class Observation:
     place: tuple[float, ...]
     regressors: Regressors
     value: float
+    size: Size = NO_SIZE
 
 
 def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
@@ -55,6 +59,9 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
     _check_complete(profile, usable, sets)
     observations = compute_observations(usable) + link_observations(profile) + host_observations(profile)
     held_out = _held_out(observations)
+    # Found without what is held out, as every coefficient that is judged by it.
+    found = _find_break([item for item, out in zip(observations, held_out, strict=True) if not out])
+    observations = _broken(observations, found)
     kept = [item for item, out in zip(observations, held_out, strict=True) if not out]
     trial = _fit_terms(kept)
     terms = _fit_terms(observations)
@@ -66,6 +73,9 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
     )
     memory_quality, relative = _judge_memory(usable, trial)
     terms["margin"] = {"relative": relative}
+    if found is not None:
+        largest = max((size_of(sample) for sample in usable), key=lambda size: (size.tokens, size.microbatch))
+        terms["cache"] = found.terms(largest)
     terms["threads"] = {"per_worker": float(max(sample.threads for sample in profile.host))}
     return CostModel(
         workload=profile.workload,
@@ -126,7 +136,7 @@ def compute_observations(samples: Sequence[ComputeSample]) -> list[Observation]:
         for quantity, value in _values(sample).items():
             regressors = sample_regressors(quantity, sample.module, size)
             group = f"{sample.module} {sample.recompute} {sample.context}"
-            found.append(Observation(quantity, group, place, regressors, value))
+            found.append(Observation(quantity, group, place, regressors, value, size))
     return found
 
 
@@ -168,6 +178,27 @@ def _held_out(observations: Sequence[Observation]) -> list[bool]:
         inner = ordered[2:-1] if len(ordered) >= HOLD_OUT_FROM else []
         chosen[key] = set(inner[::HOLD_OUT_EVERY])
     return [item.place in chosen[item.quantity, item.group] for item in observations]
+
+
+def _find_break(observations: Sequence[Observation]) -> CacheBreak | None:
+    """The cache break that forward and backward samples of layers agree on."""
+    samples = []
+    for quantity in PASSES:
+        mine = sorted((item for item in observations if item.quantity == quantity), key=_order)
+        rows, values = [item.regressors for item in mine], [item.value for item in mine]
+        samples.append(LayerSamples.of(rows, values, [item.size for item in mine]))
+    sizes = [size for size in samples[0].sizes if size.layers]
+    return find_break(sizes, lambda found: sum(each.squares(found) for each in samples))
+
+
+def _broken(observations: Sequence[Observation], found: CacheBreak | None) -> list[Observation]:
+    """The observations with the layers' regressors as they are under a cache break."""
+    if found is None:
+        return list(observations)
+    return [
+        replace(item, regressors=found.applied(item.regressors, item.size)) if item.quantity in PASSES else item
+        for item in observations
+    ]
 
 
 def _fit_terms(observations: Sequence[Observation]) -> dict[str, dict[str, float]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from megagraph_cli.cost.makespans import Paths, one_f_one_b_makespans
 from megagraph_cli.cost.partition import Caps, Choice, caps_within, fits
-from megagraph_cli.cost.predict import StageTables
+from megagraph_cli.cost.setting import StageTables
 from megagraph_cli.cost.terms import Array
 
 Splits = NDArray[np.int64]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megagraph_cli.cost.predict import StageTables
+from megagraph_cli.cost.setting import StageTables
 from megagraph_cli.cost.terms import Array
 
 Split = tuple[int, ...]
@@ -146,6 +146,7 @@ class _Ends:
         pp, num_layers = tables.pp, tables.num_layers
         first, last = _end_layers(num_layers, pp)
         middle, stages = num_layers - first - last, pp - 2
+        # Where even one layer is too many all stages are beyond alike, as if there were no break.
         within = min(tables.break_layers or num_layers, num_layers)
         least = np.minimum(1, np.maximum(middle - stages * within, 0))
         most = np.clip(middle - stages * within, 0, stages)

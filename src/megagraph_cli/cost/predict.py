@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import Forecast, StageForecast
 from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.cost.cache import CacheBreak
 from megagraph_cli.cost.memory import Bytes, RoleMemory, stage_bytes
+from megagraph_cli.cost.setting import Role, Setting, StageTables, role_of
 from megagraph_cli.cost.simulate import simulate, with_receives
 from megagraph_cli.cost.terms import (
     Array,
@@ -27,69 +29,10 @@ from megagraph_cli.cost.terms import (
     profile_call,
 )
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
-from megagraph_cli.layout.dims import ParallelDims
 from megagraph_cli.layout.parameters import ParameterCounts
-from megagraph_cli.layout.schedules import SCHEDULES
 
 SUMMARY_BYTES = 24
 """Loss, gradient norm and stop votes of a step, summed over all ranks."""
-
-
-@dataclass(frozen=True, order=True)
-class Setting:
-    """A plan but for its layer split. Its order is the one in which equal plans are preferred."""
-
-    dims: ParallelDims
-    num_microbatches: int
-    schedule: str
-    recompute: str = "none"
-    context: str = "ring"
-
-    def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations ``stage`` holds at once."""
-        return SCHEDULES[self.schedule].in_flight(stage, self.dims.pp, self.num_microbatches)
-
-
-@dataclass(frozen=True, order=True)
-class Role:
-    """Where a stage stands: the first has the input, the last the last layer and the head."""
-
-    first: bool
-    last: bool
-
-
-@dataclass(frozen=True)
-class StageTables:
-    """What each stage costs with 1, 2, ... layers: entry n - 1 of an array is n layers.
-
-    ``forward_s`` and ``backward_s`` of one micro-batch, its receive included; ``tail_s`` after the pipeline
-    (gradient reduction, optimizer); ``need_bytes`` = peak + margin, ``peak_bytes``. Stages that stand in the same
-    role share their arrays. All are non-decreasing in n; times are affine in n with one slope for every stage, but
-    for what layers cost more where a stage leaves the cache: a middle stage does with more than ``break_layers`` layers
-    (None: never). ``host_s`` is what the step cannot undercut: the construction of its batch.
-    """
-
-    setting: Setting
-    forward_s: tuple[Array, ...]
-    backward_s: tuple[Array, ...]
-    tail_s: tuple[Array, ...]
-    peak_bytes: tuple[NDArray[np.int64], ...]
-    need_bytes: tuple[NDArray[np.int64], ...]
-    host_s: float
-    break_layers: int | None = None
-
-    @property
-    def pp(self) -> int:
-        return self.setting.dims.pp
-
-    @property
-    def width(self) -> int:
-        """Most layers that one stage can hold while every other keeps one."""
-        return len(self.forward_s[0])
-
-    @property
-    def num_layers(self) -> int:
-        return self.width + self.pp - 1
 
 
 @dataclass(frozen=True)
@@ -135,6 +78,10 @@ class Predictor:
         return self._sizes[key] if isinstance(layers, int) and not layers else replace(self._sizes[key], layers=layers)
 
     @cached_property
+    def _cache(self) -> CacheBreak | None:
+        return CacheBreak.of(self.terms)
+
+    @cached_property
     def _counts(self) -> ParameterCounts:
         return self.workload.parameters()
 
@@ -144,12 +91,20 @@ class Predictor:
 
     def pass_s(self, quantity: str, setting: Setting, role: Role, layers: Array) -> Array:
         """Seconds of one micro-batch's ``forward_s`` or ``backward_s`` through a stage with ``layers`` layers."""
+        parts = self.pass_parts(quantity, setting, role, layers).values()
+        return np.asarray(sum(parts, start=np.zeros(len(layers))), dtype=float)
+
+    def pass_parts(self, quantity: str, setting: Setting, role: Role, layers: Array) -> dict[str, Array]:
+        """Seconds of one micro-batch by part: ``stage`` (its bias channels among it) and every module."""
         size = self.size(setting, layers - role.last)
-        total = np.zeros(len(layers))
+        parts = {}
         for part in ["stage", *self.parts_of(role)]:
             regressors = part_regressors(quantity, part, size)
-            total = total + evaluate(self.terms, quantity, regressors, remedy=self.remedy(min(size.cp, 2)))
-        return total
+            if self._cache is not None and part == "layer":
+                regressors = self._cache.applied(regressors, size)
+            asked = evaluate(self.terms, quantity, regressors, remedy=self.remedy(min(size.cp, 2)))
+            parts[part] = np.zeros(len(layers)) + asked
+        return parts
 
     def p2p_s(self, setting: Setting) -> float:
         """Seconds of one micro-batch's boundary activation between two stages; 0 with one stage."""
@@ -164,31 +119,37 @@ class Predictor:
         return held * self.workload.itemsize_bytes
 
     def tail_s(self, setting: Setting, role: Role, layers: Array) -> Array:
-        """Seconds after the pipeline: gradients summed over dp x cp, shared ones over pp, the norm, the optimizer.
+        """Seconds after the pipeline, for each number of layers."""
+        parts = self.tail_parts(setting, role, layers).values()
+        return np.asarray(sum(parts, start=np.zeros(len(layers))), dtype=float)
+
+    def tail_parts(self, setting: Setting, role: Role, layers: Array) -> dict[str, Array]:
+        """Seconds by term: gradients summed over dp x cp, shared ones over pp and the norm, the optimizer.
 
         On a CPU also those of the next batch's construction.
         """
-        dims = setting.dims
+        dims, zero = setting.dims, np.zeros(len(layers))
         held = self.parameters_bytes(role, layers)
         regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held))
-        total = evaluate(self.terms, "optimizer_s", regressors, remedy=self.remedy())
+        parts = {"optimizer": zero + evaluate(self.terms, "optimizer_s", regressors, remedy=self.remedy())}
         if dims.dp * dims.cp > 1:
-            total = total + self._all_reduce_s(held, dims.dp * dims.cp)
-        if dims.pp > 1:
-            shared = self._counts.shared * self.workload.itemsize_bytes
-            total = total + self._all_reduce_s(shared, dims.pp)
+            parts["reduction"] = zero + self._all_reduce_s(held, dims.dp * dims.cp)
         if dims.size > 1:
-            total = total + self._all_reduce_s(SUMMARY_BYTES, dims.size)
+            norm = zero + self._all_reduce_s(SUMMARY_BYTES, dims.size)
+            if dims.pp > 1:
+                shared = self._counts.shared * self.workload.itemsize_bytes
+                norm = norm + self._all_reduce_s(shared, dims.pp)
+            parts["norm"] = norm
         if self.host_shares_cores:
-            total = total + self.host_s(setting)
-        return np.asarray(total, dtype=float) + np.zeros(len(layers))
+            parts["construction"] = zero + self.host_s(setting)
+        return parts
 
     @property
     def host_shares_cores(self) -> bool:
         """On a CPU the next batch is built by the cores that compute this one: overlap hides none of it."""
         return self.cost_model.machine.device == "cpu"
 
-    def _all_reduce_s(self, message_bytes: object, group_size: int) -> object:
+    def _all_reduce_s(self, message_bytes: Any, group_size: int) -> Any:
         regressors = all_reduce_regressors(message_bytes, group_size)
         return evaluate(self.terms, "all_reduce_s", regressors, remedy=self.remedy(2))
 
@@ -241,6 +202,7 @@ class Predictor:
             peak_bytes=tuple(peak for peak, _ in sizes),
             need_bytes=tuple(need for _, need in sizes),
             host_s=self._floor_s(setting),
+            break_layers=None if self._cache is None else self._cache.break_layers(self.size(setting)),
         )
 
     def _role_times(self, setting: Setting, role: Role, layers: Array, transfer_s: float) -> tuple[Array, Array, Array]:
@@ -288,10 +250,6 @@ class Predictor:
             margin_bytes=self.margin_bytes(peak),
             stages=[StageForecast(time_s=s, memory_bytes=m) for s, m in zip(busy, stages_bytes, strict=True)],
         )
-
-
-def role_of(stage: int, pp: int) -> Role:
-    return Role(first=stage == 0, last=stage == pp - 1)
 
 
 def boundary_bytes(workload: Workload, size: Size) -> int:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from megagraph_cli.cost.candidates import Candidate, candidate_of
 from megagraph_cli.cost.one_f_one_b import TOLERANCE
 from megagraph_cli.cost.partition import Choice
-from megagraph_cli.cost.predict import Predictor, Setting
+from megagraph_cli.cost.predict import Predictor
+from megagraph_cli.cost.setting import Setting
 from megagraph_cli.cost.space import Pins, settings
 from megagraph_cli.errors import EXIT_INFEASIBLE, MgraphError
 from megagraph_cli.units import MIB, ceil_mib

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from megagraph_cli.layout.schedules import SCHEDULES
-
-NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -39,56 +38,56 @@ def simulate(
 ) -> Timeline:
     """Timeline of K micro-batches through stages of the given seconds per micro-batch under a named schedule."""
     forward, backward = with_receives(forward_s, backward_s, p2p_s)
-    ends, _ = longest_paths(forward, backward, num_microbatches, schedule)
+    ends = stage_ends(forward, backward, num_microbatches, schedule)
     return Timeline(tuple(ends), max(ends))
 
 
-def longest_paths(
+def stage_ends(
     forward_s: Sequence[float], backward_s: Sequence[float], num_microbatches: int, schedule: str
-) -> tuple[list[float], float]:
-    """(end of each stage, longest chain of work that passes the last stage and ends on the first).
-
-    Receives are already part of the times. The second figure serves the search's bound: such a chain holds every
-    stage's forward and backward at least once (docs/cost-model.md).
-    """
+) -> list[float]:
+    """End of each stage's work; receives are already part of the times."""
     pp = len(forward_s)
     time_s = (*forward_s, *backward_s)
-    stage_end, stage_chain = [0.0] * pp, [NEVER] * pp
-    ends, chains = [0.0], [NEVER]
+    stage_end, ends = [0.0] * pp, [0.0]
     for stage, piece, source in program(schedule, pp, num_microbatches):
-        end, chain = ends[source], chains[source]
-        if stage_end[stage] > end:
-            end = stage_end[stage]
-        if stage_chain[stage] > chain:
-            chain = stage_chain[stage]
-        end += time_s[piece]
-        chain = end if stage == pp - 1 else chain + time_s[piece]
-        stage_end[stage], stage_chain[stage] = end, chain
+        end = max(stage_end[stage], ends[source]) + time_s[piece]
+        stage_end[stage] = end
         ends.append(end)
-        chains.append(chain)
-    return stage_end, stage_chain[0]
+    return stage_end
 
 
-def critical_counts(
-    forward_s: Sequence[float], backward_s: Sequence[float], num_microbatches: int, schedule: str
-) -> list[int]:
-    """How often each stage's forward (first pp entries) and backward stand on the longest path of the step."""
+@dataclass(frozen=True)
+class Event:
+    """One piece of a stage's work on the simulated clock; ``receive_s`` of it wait for the neighbour's message."""
+
+    stage: int
+    kind: Literal["forward", "backward"]
+    microbatch: int
+    start_s: float
+    receive_s: float
+    end_s: float
+
+
+def events(
+    forward_s: Sequence[float], backward_s: Sequence[float], p2p_s: float, num_microbatches: int, schedule: str
+) -> list[Event]:
+    """All work of the step, by stage and then in the order in which the stage does it."""
     pp = len(forward_s)
-    time_s = (*forward_s, *backward_s)
-    work = program(schedule, pp, num_microbatches)
-    latest = [0] * pp
-    ends, before = [0.0], [0]
-    for number, (stage, piece, source) in enumerate(work, start=1):
-        previous = latest[stage] if ends[latest[stage]] > ends[source] else source
-        ends.append(ends[previous] + time_s[piece])
-        before.append(previous)
-        latest[stage] = number
+    forward, backward = with_receives(forward_s, backward_s, p2p_s)
+    time_s = (*forward, *backward)
+    stage_end, ends = [0.0] * pp, [0.0]
     counts = [0] * (2 * pp)
-    number = max(range(len(ends)), key=ends.__getitem__)
-    while number:
-        counts[work[number - 1][1]] += 1
-        number = before[number]
-    return counts
+    found: list[list[Event]] = [[] for _ in range(pp)]
+    for stage, piece, source in program(schedule, pp, num_microbatches):
+        start = max(stage_end[stage], ends[source])
+        end = start + time_s[piece]
+        kind: Literal["forward", "backward"] = "forward" if piece < pp else "backward"
+        received = stage > 0 if piece < pp else stage < pp - 1
+        found[stage].append(Event(stage, kind, counts[piece], start, p2p_s * received, end))
+        counts[piece] += 1
+        stage_end[stage] = end
+        ends.append(end)
+    return [event for row in found for event in row]
 
 
 @lru_cache(maxsize=64)

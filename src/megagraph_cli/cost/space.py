@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megagraph_cli.artifacts.workload import Workload
-from megagraph_cli.cost.predict import Setting
+from megagraph_cli.cost.setting import Setting
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.layout.dims import ParallelDims, factorisations
 from megagraph_cli.layout.schedules import SCHEDULES

@@ -92,6 +92,11 @@ def _layer_own(size: Size) -> Regressors:
     return {f"{part}.call": n, f"{part}.rows": n * size.tokens, f"{part}.scores": n * size.scores}
 
 
+def layer_own_names(size: Size) -> frozenset[str]:
+    """Coefficients of a middle layer's work on its own rows."""
+    return frozenset(_layer_own(size))
+
+
 def _layer_time(size: Size) -> Regressors:
     return _layer_own(size) | _exchange(f"layer{size.way}", size, size.layers, size.context)
 
@@ -228,26 +233,45 @@ def host_regressors(targets: int, threads: int) -> Regressors:
     return {"call": 1.0, "targets": targets / threads}
 
 
+class Design:
+    """Samples of a quantity as a least-squares problem of relative residuals: small ones count as much as large."""
+
+    def __init__(self, rows: Sequence[Regressors], measured: Sequence[float]) -> None:
+        self.names = sorted({name for row in rows for name in row})
+        self.matrix: Array = np.array([[float(row.get(name, 0.0)) for name in self.names] for row in rows])
+        self.target: Array = np.array(measured, dtype=float)
+        # A sample of zero has no relative residual; a thousandth of the typical one stands in for its size.
+        typical = float(np.median(self.target[self.target > 0])) if np.any(self.target > 0) else 1.0
+        self.weight: Array = 1.0 / np.maximum(self.target, typical * 1e-3)
+
+    def solve(self, factors: Array | None = None) -> tuple[Array, Array]:
+        """(coefficient by name, relative residual by sample) of the non-negative solution.
+
+        ``factors`` multiply the entries of the matrix. A coefficient whose regressor is never other than zero is NaN.
+        """
+        matrix = self.matrix if factors is None else self.matrix * factors
+        seen = np.abs(matrix).max(axis=0) > 0
+        weighted = matrix[:, seen] * self.weight[:, None]
+        # Columns differ by many orders of magnitude; without this the solver's tolerance would drop the small ones.
+        scale = np.sqrt((weighted**2).sum(axis=0))
+        solution, _ = nnls(weighted / scale, self.target * self.weight, maxiter=50 * max(1, len(self.names)))
+        # The last digits are the linear algebra library's own; without them a cost model is the same on every machine.
+        solution[solution < solution.max(initial=0.0) * 1e-12] = 0.0
+        coefficients = np.full(len(self.names), np.nan)
+        coefficients[seen] = solution / scale
+        return coefficients, weighted @ (solution / scale) - self.target * self.weight
+
+
 def fit_coefficients(rows: Sequence[Regressors], measured: Sequence[float]) -> dict[str, float]:
-    """Non-negative least squares of relative residuals, so that small samples count as much as large ones.
+    """Non-negative least squares of relative residuals.
 
     Regressors that never differ from zero are left out of the result: they were not measured.
     """
-    names = sorted({name for row in rows for name in row})
-    matrix = np.array([[float(row.get(name, 0.0)) for name in names] for row in rows])
-    target = np.array(measured, dtype=float)
-    seen = np.abs(matrix).max(axis=0) > 0
-    names = [name for name, used in zip(names, seen, strict=True) if used]
-    # A sample of zero has no relative residual; a thousandth of the typical one stands in for its size.
-    typical = float(np.median(target[target > 0])) if np.any(target > 0) else 1.0
-    weight = 1.0 / np.maximum(target, typical * 1e-3)
-    weighted = matrix[:, seen] * weight[:, None]
-    # Columns differ by many orders of magnitude; without this the solver's tolerance would drop the small ones.
-    scale = np.sqrt((weighted**2).sum(axis=0))
-    solution, _ = nnls(weighted / scale, target * weight, maxiter=50 * max(1, len(names)))
-    # The last digits are the linear algebra library's own; without them a cost model is the same on every machine.
-    solution[solution < solution.max() * 1e-12] = 0.0
-    return {name: float(f"{value:.12g}") for name, value in zip(names, solution / scale, strict=True)}
+    design = Design(rows, measured)
+    found, _ = design.solve()
+    return {
+        name: float(f"{value:.12g}") for name, value in zip(design.names, found, strict=True) if not np.isnan(value)
+    }
 
 
 def evaluate(terms: Mapping[str, Mapping[str, float]], quantity: str, regressors: Regressors, *, remedy: str) -> Any:
