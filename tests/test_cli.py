@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ OPTIONS = {
     "fit": SHARED | {"PROFILE", "-o", "--out", "--force"},
     "search": SHARED
     | {"--gpus", "--mem", "--cost-model", "-o", "--out", "--force", "--top"}
-    | {"--pp", "--cp", "--dp", "--microbatches", "--schedule", "--layers", "--recompute", "--context"},
+    | {"--pp", "--cp", "--dp", "--microbatches", "--schedule", "--layers", "--recompute", "--context"}
+    | {"--explain", "--compare", "--report", "--trace"},
     "train": SHARED | {"--plan", "--epochs", "--max-steps", "--run-dir", "--resume"} | {"--dry-run", "--force"},
 }
 """The command line that users script against. It changes on purpose only, together with the contracts."""
@@ -141,11 +143,11 @@ def test_every_failure_is_one_sentence_with_its_code(
 def test_details_of_an_error_stand_beside_its_message(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def infeasible(*_: object) -> None:
+    def infeasible(*_: object, **__: object) -> None:
         raise MgraphError("nothing fits; use --mem 187MiB", EXIT_INFEASIBLE, minimum_bytes=196083712)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("megagraph_cli.commands.search.run", infeasible)
+    monkeypatch.setattr("megagraph_cli.commands.search.write", infeasible)
     code, out, _ = call(capsys, "search", "--json")
     assert code == EXIT_INFEASIBLE
     assert json.loads(out)["error"] == {
@@ -206,20 +208,23 @@ def test_search_passes_on_what_it_was_told(
 ) -> None:
     told: list[Any] = []
 
-    def searched(request: object, out: Path) -> Any:
-        told.extend([request, out])
-        return examples.plan().save(out)
+    def searched(request: object, out: Path, **places: Path | None) -> Any:
+        told.extend([request, out, places])
+        return SimpleNamespace(plan=examples.plan().save(out))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("megagraph_cli.commands.search.run", searched)
+    monkeypatch.setattr("megagraph_cli.commands.search.write", searched)
     flags = "--gpus 4 --mem 24GB --cost-model c.json --pp 2 --cp 2 --dp 1 --microbatches 8 --schedule 1f1b"
+    ways = "--recompute full --context allgather --report r.html --trace t.json"
     more = "--layers 3,5 --top 2 --set model.num_layers=8 --set batch.batch_size=64 --device cpu --json -o p.json"
-    code, out, err = call(capsys, "search", *flags.split(), *more.split())
-    request, path = told
+    code, out, err = call(capsys, "search", *flags.split(), *ways.split(), *more.split())
+    request, path, places = told
     assert (code, path) == (0, Path("p.json"))
     assert (request.gpus, request.mem_bytes, request.cost_model_path) == (4, 24 * 10**9, Path("c.json"))
     assert (request.pp, request.cp, request.dp, request.microbatches) == (2, 2, 1, 8)
     assert (request.schedule, request.layers, request.top, request.device) == ("1f1b", [3, 5], 2, "cpu")
+    assert (request.recompute, request.context) == ("full", "allgather")
+    assert places == {"report": Path("r.html"), "trace": Path("t.json")}
     assert request.overrides == {"model.num_layers": "8", "batch.batch_size": "64"}
     assert json.loads(out)["predicted"]["peak_bytes"] == 1000
     assert err.count("extrapolated") == 1

@@ -184,6 +184,18 @@ def search(
     ] = None,
     layers: Annotated[str | None, typer.Option("--layers", metavar="3,5", help="Pin the layers of each stage.")] = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Runners-up to list.")] = 5,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="pp=4,cp=1,dp=1", help="Say why a candidate lost; write nothing.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", metavar="PLAN", help="Set another plan beside the best; write nothing.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="HTML", help="Also write a page to look at.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="JSON", help="Also write the simulated step, in Chrome's format.")
+    ] = None,
     sets: SetOption = None,
     force: ForceOption = False,
     dataset: DatasetOption = None,
@@ -201,8 +213,8 @@ def search(
     from megagraph_cli.commands import tables
 
     if (dataset or recipe) and not force:
-        found = CostModel.load(cost_model)
-        recipes.check_matches(found.workload, cost_model, dataset=dataset, recipe=recipe, sets=())
+        fitted = CostModel.load(cost_model)
+        recipes.check_matches(fitted.workload, cost_model, dataset=dataset, recipe=recipe, sets=())
     request = command.SearchRequest(
         cost_model_path=cost_model,
         gpus=gpus,
@@ -220,13 +232,27 @@ def search(
         top=top,
         force=force,
     )
-    plan = command.run(request, out)
     screen = Screen.stderr()
+    if explain is not None or compare is not None:
+        from megagraph_cli.commands import explain as explaining
+
+        if explain is not None and compare is not None:
+            raise MgraphError("--explain and --compare answer two questions; give one of them")
+        found = (
+            explaining.compare(request, compare) if compare is not None else explaining.explain(request, explain or "")
+        )
+        if as_json:
+            print_json(found.values())
+        else:
+            tables.show_explanation(found, screen)
+        return
+    searched = command.write(request, out, report=report, trace=trace)
+    plan = searched.plan
     tables.warn_extrapolated(plan, screen)
     if as_json:
         print_json(plan.model_dump(mode="json", by_alias=True) | {"out": str(out)})
     else:
-        tables.show_plan(plan, out, top, screen)
+        tables.show_plan(plan, searched.cost, out, top, screen)
 
 
 @app.command()

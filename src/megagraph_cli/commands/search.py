@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from megagraph_cli import recipes
-from megagraph_cli.artifacts.base import reference_to
+from megagraph_cli.artifacts.base import reference_to, write_text
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import BriefForecast, BriefPlan, Dims, Extrapolation, Plan, SearchCounts
+from megagraph_cli.artifacts.trace import write_trace
 from megagraph_cli.artifacts.workload import MAX_BATCH_SIZE, Workload
-from megagraph_cli.commands.devices import device_of_artifact
+from megagraph_cli.commands.devices import Device, check_writable, device_of_artifact
+from megagraph_cli.commands.timeline import process_names, spans_of
+from megagraph_cli.cost.explain import PlanCost, cost_of
 from megagraph_cli.cost.predict import Predictor, boundary_bytes
 from megagraph_cli.cost.search import Found, SearchResult, search
 from megagraph_cli.cost.setting import role_of
@@ -46,25 +49,70 @@ class SearchRequest:
     force: bool = False
 
 
+@dataclass(frozen=True)
+class Searched:
+    """A finished search: the plan it would write, and what it was made from."""
+
+    plan: Plan
+    predictor: Predictor
+    result: SearchResult
+
+    @property
+    def cost(self) -> PlanCost:
+        """The chosen plan by stage and term."""
+        return cost_of(self.predictor, self.result.best.setting, self.result.best.choice.split)
+
+
 def run(request: SearchRequest, out: Path) -> Plan:
     """Search and write the plan to ``out``.
 
     Raises MgraphError: exit 2 for impossible pins or overrides, 3 where nothing fits, 4 for another device or a term
     that was never measured, and what ``CostModel.load`` raises.
     """
+    return find(request).plan.save(out)
+
+
+def write(request: SearchRequest, out: Path, *, report: Path | None, trace: Path | None) -> Searched:
+    """Search, write the plan to ``out`` and, where asked, a page to look at and the simulated step.
+
+    Raises what ``run`` does; a place that cannot be written is told first (exit 2).
+    """
+    for path in (out, report, trace):
+        if path is not None:
+            check_writable(path)
+    searched = find(request)
+    if report is not None:
+        from megagraph_cli.commands.report import page
+
+        write_text(report, page(request, searched))
+    if trace is not None:
+        cost = searched.cost
+        write_trace(trace, spans_of(cost), process_names(cost))
+    return replace(searched, plan=searched.plan.save(out))
+
+
+def find(request: SearchRequest) -> Searched:
+    """The search alone; writes nothing. Raises what ``run`` does."""
+    predictor, gpus, mem_bytes, device = resolved(request)
+    result = search(predictor, gpus, mem_bytes, pins_of(request), request.top)
+    plan = plan_of(predictor, result, gpus, mem_bytes)
+    made = {"inputs": [reference_to(request.cost_model_path)], "device": device}
+    return Searched(plan.model_copy(update=made), predictor, result)
+
+
+def resolved(request: SearchRequest) -> tuple[Predictor, int, int, Device]:
+    """(predictor, workers, bytes of each device, device) of a request."""
     cost_model = CostModel.load(request.cost_model_path, force=request.force)
     device = device_of_artifact(request.device, cost_model.machine.device, request.cost_model_path, force=request.force)
     workload = overridden(cost_model.workload, request.overrides)
     predictor = Predictor(cost_model, workload, recipes.sets_for(cost_model.workload.recipe()))
     gpus = cost_model.machine.num_devices if request.gpus is None else request.gpus
     mem_bytes = cost_model.machine.memory_bytes if request.mem_bytes is None else request.mem_bytes
-    result = search(predictor, gpus, mem_bytes, _pins(request), request.top)
-    plan = plan_of(predictor, result, gpus, mem_bytes)
-    made = {"inputs": [reference_to(request.cost_model_path)], "device": device}
-    return plan.model_copy(update=made).save(out)
+    return predictor, gpus, mem_bytes, device
 
 
-def _pins(request: SearchRequest) -> Pins:
+def pins_of(request: SearchRequest) -> Pins:
+    """What a request fixes."""
     return Pins(
         pp=request.pp,
         cp=request.cp,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megagraph_cli.artifacts.cost_model import CostModel, Quality
 from megagraph_cli.artifacts.plan import BriefPlan, Plan
@@ -11,6 +12,10 @@ from megagraph_cli.artifacts.profile import Profile
 from megagraph_cli.artifacts.run import Run
 from megagraph_cli.console import Screen
 from megagraph_cli.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:  # data and train have no need to wait for the search
+    from megagraph_cli.commands.explain import Explanation
+    from megagraph_cli.cost.explain import PlanCost
 
 
 def show_facts(name: str, facts: Mapping[str, object], screen: Screen) -> None:
@@ -46,22 +51,68 @@ def show_cost_model(cost_model: CostModel, out: Path, screen: Screen) -> None:
     screen.table(str(out), columns, rows)
 
 
-def show_plan(plan: Plan, out: Path, top: int, screen: Screen) -> None:
-    """The plan, its stages' forecast, and the first ``top`` runners-up."""
-    counts, forecast = plan.search, plan.predicted
+def show_plan(plan: Plan, cost: PlanCost, out: Path, top: int, screen: Screen) -> None:
+    """The plan, its stages' time and memory by term, and the first ``top`` runners-up."""
+    counts = plan.search
     searched = "" if counts is None else f", best of {counts.num_feasible} feasible of {counts.num_candidates} plans"
     screen.note(f"{out}: {plan.gpus} workers{searched}")
-    columns = ["plan", "layers", "micro-batches", "schedule", "step time", "peak memory"]
+    columns = ["plan", "layers", "micro-batches", "schedule", "recompute", "context", "step time", "peak memory"]
     rows = [_plan_row("chosen", plan)] + [
         _plan_row(f"#{number}", brief) for number, brief in enumerate(plan.runners_up[:top], start=2)
     ]
     screen.table("plans", columns, rows)
-    if forecast is not None:
-        stages = [
-            [str(index), str(layers), format_seconds(stage.time_s), format_bytes(sum(stage.memory_bytes.values()))]
-            for index, (layers, stage) in enumerate(zip(plan.layers_per_stage, forecast.stages, strict=True))
+    show_stages(cost, screen)
+
+
+def show_stages(cost: PlanCost, screen: Screen) -> None:
+    """Where each stage's seconds of a step and its bytes go; stages as columns, at most eight of them."""
+    shown = _some_stages(len(cost.stages))
+    columns = ["", *(f"stage {number}" for number in shown)]
+    stages = [cost.stages[number] for number in shown]
+    terms = list(dict.fromkeys(term for stage in stages for term in stage.time_s))
+    rows = [["layers", *(str(stage.layers) for stage in stages)]]
+    rows += [[term, *(_seconds(stage.time_s.get(term)) for stage in stages)] for term in terms]
+    screen.table(f"time of a step of {format_seconds(cost.step_s)}", columns, rows)
+    kept = list(dict.fromkeys(term for stage in stages for term in stage.memory_bytes))
+    rows = [[term, *(_bytes(stage.memory_bytes.get(term)) for stage in stages)] for term in kept]
+    rows.append(["together", *(format_bytes(stage.peak_bytes) for stage in stages)])
+    screen.table("memory at the peak", columns, rows)
+
+
+def _some_stages(count: int) -> list[int]:
+    """All stages, or of many the first and the last ones."""
+    return list(range(count)) if count <= 8 else [*range(4), *range(count - 4, count)]
+
+
+def show_explanation(found: Explanation, screen: Screen) -> None:
+    """Why a candidate won, lost or was pruned, stage by stage."""
+    candidate, chosen = found.candidate, found.chosen
+    screen.note(f"{_cost_said(candidate)}: {found.verdict}")
+    for sentence in found.because:
+        screen.note(f"  {sentence}")
+    if found.verdict == "pruned":
+        rows = [
+            [f"stage {number}", format_bytes(stage.peak_bytes), f"{found.over_bytes(number):+d}"]
+            for number, stage in enumerate(candidate.stages)
         ]
-        screen.table("stages", ["stage", "layers", "busy per step", "memory"], stages)
+        screen.table(
+            f"limit {format_bytes(found.limit_bytes)}", ["", "peak", "bytes over, margin and overhead included"], rows
+        )
+    if chosen is not None and found.verdict != "won":
+        rows = [
+            [name, format_seconds(each.step_s), format_bytes(each.peak_bytes), format_bytes(each.need_bytes)]
+            for name, each in ((_cost_said(candidate), candidate), (f"chosen: {_cost_said(chosen)}", chosen))
+        ]
+        screen.table("", ["plan", "step time", "peak memory", "with margin and overhead"], rows)
+    show_stages(candidate, screen)
+
+
+def _cost_said(cost: PlanCost) -> str:
+    setting = cost.setting
+    return (
+        f"{setting.dims} layers={','.join(map(str, cost.split))} microbatches={setting.num_microbatches} "
+        f"{setting.schedule} recompute={setting.recompute} {setting.context}"
+    )
 
 
 def warn_extrapolated(plan: Plan, screen: Screen) -> None:
@@ -99,6 +150,8 @@ def _plan_row(name: str, plan: Plan | BriefPlan) -> list[str]:
         ",".join(str(layers) for layers in plan.layers_per_stage),
         str(plan.num_microbatches),
         plan.schedule,
+        plan.recompute,
+        plan.context,
         _seconds(forecast.step_s if forecast else None),
         _bytes(forecast.peak_bytes if forecast else None),
     ]

@@ -13,6 +13,7 @@ from megagraph_cli.cost.setting import Setting, role_of
 from megagraph_cli.cost.simulate import Event, events
 
 WAITING = "waiting"
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def cost_of(predictor: Predictor, setting: Setting, split: Sequence[int]) -> Pla
         if received:
             times["boundary"] = count * received * transfer_s
         times |= {name: float(part[0]) for name, part in predictor.tail_parts(setting, role, layers).items()}
-        times[WAITING] = forecast.step_s - sum(times.values())
+        # What is left over by rounding alone is not waiting.
+        left_s = forecast.step_s - sum(times.values())
+        times[WAITING] = left_s if left_s > ROUNDING * forecast.step_s else 0.0
         stages.append(StageCost(held, times, forecast.stages[stage].memory_bytes))
     work = events(forward, backward, transfer_s, count, setting.schedule)
     return PlanCost(

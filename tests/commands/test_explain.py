@@ -1,0 +1,147 @@
+"""``--explain``, ``--compare``, ``--report`` and ``--trace``: what they say is what the search found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from megagraph_cli.artifacts.plan import Plan
+from megagraph_cli.commands import explain, fit, search
+from megagraph_cli.commands.search import SearchRequest
+from megagraph_cli.cost.explain import WAITING
+from megagraph_cli.errors import MgraphError
+from tests.cost import planted
+
+MB = 10**6
+
+
+@pytest.fixture(scope="module")
+def request_(tmp_path_factory: pytest.TempPathFactory) -> SearchRequest:
+    folder = tmp_path_factory.mktemp("explain")
+    planted.profile(work=planted.workload(12, 1024)).save(folder / "profile.json")
+    fit.run(folder / "profile.json", folder / "cost_model.json", force=False)
+    return SearchRequest(folder / "cost_model.json", mem_bytes=280 * MB)
+
+
+def test_the_winner_won_and_every_other_lost_by_named_terms(request_: SearchRequest) -> None:
+    best = search.find(request_).plan
+    found = explain.explain(request_, f"pp={best.dims.pp},cp={best.dims.cp},dp={best.dims.dp}")
+    assert (found.verdict, found.because) == ("won", [])
+    lost = explain.explain(request_, "pp=4,cp=1,dp=1")
+    assert lost.verdict == "lost"
+    assert lost.chosen is not None
+    assert lost.candidate.step_s > lost.chosen.step_s
+    # The terms of either plan add up to its step, so what the sentences name is the whole difference or less.
+    mine, theirs = lost.candidate.times_s, lost.chosen.times_s
+    assert sum(mine.values()) - sum(theirs.values()) == pytest.approx(lost.candidate.step_s - lost.chosen.step_s)
+    gaps = {name: mine[name] - theirs.get(name, 0.0) for name in mine}
+    assert lost.because[0].startswith(max(gaps, key=lambda name: gaps[name]))
+
+
+def test_a_candidate_that_does_not_fit_is_pruned_stage_by_stage(request_: SearchRequest) -> None:
+    tight = replace(request_, mem_bytes=206 * MB)
+    found = explain.explain(tight, "pp=1,cp=1,dp=4,microbatches=1,recompute=none")
+    assert found.verdict == "pruned"
+    assert found.over_bytes(0) == found.candidate.need_bytes - 206 * MB > 0
+    assert str(found.over_bytes(0)) in found.because[0]
+    assert "activations" in found.because[0]
+    # Where nothing fits at all there is no chosen plan to compare with.
+    nothing = explain.explain(replace(request_, mem_bytes=MB), "pp=2,cp=2,dp=1")
+    assert (nothing.verdict, nothing.chosen) == ("pruned", None)
+
+
+def test_terms_of_a_stage_add_up_to_the_step_and_to_the_peak(request_: SearchRequest) -> None:
+    for text in ("pp=4,cp=1,dp=1", "pp=2,cp=2,dp=1,schedule=gpipe", "pp=1,cp=4,dp=1,context=allgather"):
+        cost = explain.explain(request_, text).candidate
+        for stage in cost.stages:
+            assert sum(stage.time_s.values()) == pytest.approx(cost.step_s, rel=1e-9)
+            assert stage.time_s[WAITING] >= 0
+        assert max(stage.peak_bytes for stage in cost.stages) == cost.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["pp=3,cp=1,dp=1", "pp=2,cp=1,dp=1", "pp", "pp=two", "rows=4", "pp=1,cp=1,dp=4,schedule=x"]
+)
+def test_candidates_that_cannot_be_exit_2(request_: SearchRequest, text: str) -> None:
+    with pytest.raises(MgraphError) as caught:
+        explain.explain(request_, text)
+    assert caught.value.exit_code == 2
+
+
+def test_compare_forecasts_the_other_plan_by_this_cost_model(request_: SearchRequest, tmp_path: Path) -> None:
+    other = search.run(replace(request_, pp=2, schedule="1f1b"), tmp_path / "other.json")
+    found = explain.compare(request_, tmp_path / "other.json")
+    assert other.predicted is not None
+    assert found.candidate.step_s == pytest.approx(other.predicted.step_s, rel=1e-12)
+    assert found.candidate.peak_bytes == other.predicted.peak_bytes
+    assert found.verdict == "lost"
+    changed = other.model_copy(update={"gpus": 2, "dims": other.dims.model_copy(update={"dp": 1, "cp": 1})})
+    changed.save(tmp_path / "two.json")
+    with pytest.raises(MgraphError, match="--gpus 2") as caught:
+        explain.compare(request_, tmp_path / "two.json")
+    assert caught.value.exit_code == 4
+    with pytest.raises(MgraphError, match=r"model\.num_layers") as caught:
+        explain.compare(replace(request_, overrides={"model.num_layers": "14"}), tmp_path / "other.json")
+    assert caught.value.exit_code == 4
+
+
+class Page(HTMLParser):
+    """Counts elements, keeps text and whatever could reach out of the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, int] = {}
+        self.outside: list[str] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        self.outside += [f"{tag} {key}" for key, _ in attrs if key in ("src", "href", "srcset", "onclick", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_report_shows_the_search_and_reaches_for_nothing(request_: SearchRequest, tmp_path: Path) -> None:
+    request = replace(request_, pp=2)
+    done = search.write(request, tmp_path / "plan.json", report=tmp_path / "r.html", trace=None)
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.outside == []
+    assert "script" not in page.seen
+    assert "url(" not in text
+    assert page.seen["svg"] == 3
+    plotted = len(done.plan.pareto) + len(done.plan.runners_up)
+    assert page.seen["circle"] == plotted
+    assert page.seen["table"] == 2
+    # Each stage's terms above zero, the margin, and every piece of work of the timeline.
+    bars = sum(sum(size > 0 for size in stage.memory_bytes.values()) + 1 for stage in done.cost.stages)
+    assert text.count('class="bar"') == bars
+    assert text.count('class="forward"') == 2 * done.plan.num_microbatches
+    assert "pp=4,cp=1,dp=1" in page.words
+    assert Plan.load(tmp_path / "plan.json") == done.plan
+
+
+def test_the_trace_holds_every_piece_of_work_once(request_: SearchRequest, tmp_path: Path) -> None:
+    done = search.write(replace(request_, pp=2), tmp_path / "p.json", report=None, trace=tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert lanes == {"device", "link", "host"}
+    passes = [span for span in spans if span["name"].split()[0] in ("forward", "backward")]
+    assert len(passes) == len({(span["pid"], span["name"]) for span in passes}) == 2 * 2 * done.plan.num_microbatches
+    assert done.plan.predicted is not None
+    end = max(span["ts"] + span["dur"] for span in spans) / 1e6
+    assert end == pytest.approx(done.plan.predicted.step_s, rel=1e-3)
+
+
+def test_places_that_cannot_be_written_are_told_before_the_search(request_: SearchRequest, tmp_path: Path) -> None:
+    with pytest.raises(MgraphError) as caught:
+        search.write(request_, tmp_path / "p.json", report=tmp_path / "none" / "r.html", trace=None)
+    assert caught.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
