@@ -1,6 +1,8 @@
-"""Gradients in one buffer: summed over the ranks that share them, their norm and clipping those of the whole model."""
+"""Gradients in one buffer: summed over the ranks that share them, their norm that of the whole model."""
 
 from __future__ import annotations
+
+from unittest import mock
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megagraph_cli.layout.dims import AXES, ParallelDims
-from megagraph_cli.parallel.data import GradientBuffer
+from megagraph_cli.parallel import data
+from megagraph_cli.parallel.data import GradientBuffer, bucket_lengths
 from megagraph_cli.parallel.mesh import Mesh, build_mesh
 from tests.ranks import run_ranks
 
@@ -33,7 +36,7 @@ def parameters_of(stage: int) -> dict[str, nn.Parameter]:
 
 
 def reduced(rank: int, dims: ParallelDims) -> tuple[dict[str, Tensor], float, float, dict[str, Tensor]]:
-    """(gradients after reduce, this rank's square sum, the whole square sum, gradients after clip)."""
+    """(gradients after reduce, this rank's square sum, the whole square sum, gradients after scaling to LIMIT)."""
     mesh = build_mesh(dims, AXES, "cpu")
     parameters = parameters_of(mesh.place.pp)
     buffer = GradientBuffer(parameters, {SHARED}, mesh)
@@ -47,7 +50,7 @@ def reduced(rank: int, dims: ParallelDims) -> tuple[dict[str, Tensor], float, fl
     mine = buffer.square_sum()
     whole = mine.clone()
     dist.all_reduce(whole)
-    buffer.clip(whole.sqrt(), LIMIT)
+    buffer.scale(LIMIT / whole.sqrt())
     clipped = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
     return after, float(mine), float(whole), clipped
 
@@ -75,7 +78,7 @@ def test_reductions_norm_and_clipping_on_two_ranks() -> None:
             after, _, whole, clipped = by_rank[rank][case]
             assert abs(whole - square) <= TOLERANCE * square * 10
             for name, got in clipped.items():
-                factor = LIMIT / (square**0.5 + 1e-6)
+                factor = LIMIT / square**0.5
                 assert float((got - after[name] * factor).abs().max()) <= TOLERANCE * 10
         if dims.pp == 1:
             assert by_rank[1][case][1] == 0.0
@@ -83,10 +86,10 @@ def test_reductions_norm_and_clipping_on_two_ranks() -> None:
 
 def lone_mesh() -> Mesh:
     dims = ParallelDims(1, 1, 1)
-    return Mesh(dims=dims, place=dims.place(0), pp=None, cp=None, loss=None)  # type: ignore[arg-type]
+    return Mesh(dims=dims, place=dims.place(0), pp=None, pp_up=None, cp=None, loss=None)  # type: ignore[arg-type]
 
 
-def test_gradients_accumulate_into_the_buffer_and_small_ones_are_not_clipped() -> None:
+def test_gradients_accumulate_into_the_buffer_and_are_scaled_in_it() -> None:
     parameters = parameters_of(0)
     buffer = GradientBuffer(parameters, {SHARED}, lone_mesh())
     for _ in range(2):
@@ -95,8 +98,8 @@ def test_gradients_accumulate_into_the_buffer_and_small_ones_are_not_clipped() -
     assert torch.equal(buffer.flat, torch.full((15,), 0.02, dtype=torch.float64))
     assert (buffer.own.numel(), buffer.shared.numel()) == (11, 4)
     assert abs(float(buffer.square_sum()) - 15 * 0.02**2) <= TOLERANCE
-    buffer.clip(buffer.square_sum().sqrt(), LIMIT)
-    assert torch.equal(buffer.flat, torch.full((15,), 0.02, dtype=torch.float64))
+    buffer.scale(torch.tensor(0.5))
+    assert torch.equal(buffer.flat, torch.full((15,), 0.01, dtype=torch.float64))
     buffer.zero()
     assert not any(p.grad is None or p.grad.any() for p in parameters.values())
 
@@ -106,3 +109,45 @@ def test_a_stage_without_shared_parameters() -> None:
     buffer.flat.fill_(2.0)
     assert buffer.shared.numel() == 0
     assert float(buffer.square_sum()) == 16.0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lengths"),
+    [([], [0]), ([5], [1]), ([5, 5, 5], [2, 1]), ([9, 1, 30, 1, 1], [2, 1, 2]), ([10, 10], [1, 1]), ([1, 1, 7], [3])],
+)
+def test_buckets_take_consecutive_sizes_until_they_are_full(sizes: list[int], lengths: list[int]) -> None:
+    assert bucket_lengths(sizes, 10) == lengths
+
+
+def overlapped(rank: int, last: bool) -> tuple[int, list[Tensor], list[Tensor]]:
+    """(sums that left before the backward ended, the reduced gradients, the expected ones)."""
+    layers = nn.Sequential(*(nn.Linear(3, 3, dtype=torch.float64) for _ in range(4)))
+    parameters = dict(layers.named_parameters())
+    for number, parameter in enumerate(parameters.values()):
+        parameter.data.normal_(generator=torch.Generator().manual_seed(number))
+    batches = [
+        torch.full((2, 3), 1.0 + index + 3 * of_rank, dtype=torch.float64) for of_rank in range(2) for index in (0, 1)
+    ]
+    expected = torch.autograd.grad(
+        sum((layers(x).square().sum() for x in batches), torch.zeros(())), layers.parameters()
+    )
+    with mock.patch.object(data, "BUCKET_BYTES", 1):
+        buffer = GradientBuffer(parameters, set(), build_mesh(ParallelDims(1, 2, 1), AXES, "cpu"))
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as reductions:
+        for index in (0, 1):
+            if index and last:
+                buffer.expect_last()
+            layers(batches[2 * rank + index]).square().sum().backward()
+        before = reductions.call_count
+        buffer.reduce()
+        assert reductions.call_count == len(parameters)
+    return before, [p.grad.clone() for p in parameters.values() if p.grad is not None], list(expected)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("last", [True, False])
+def test_gradients_leave_during_the_last_backward_and_only_then(last: bool) -> None:
+    for before, got, expected in run_ranks(2, overlapped, last):
+        assert before == (8 if last else 0)
+        for mine, theirs in zip(got, expected, strict=True):
+            assert float((mine - theirs).abs().max()) <= TOLERANCE * float(theirs.abs().max()) * 10

@@ -8,9 +8,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megagraph_cli.layout.schedules import SCHEDULES, Work
-from megagraph_cli.parallel.pipeline import Pipeline, SingleStage, Staged
+from megagraph_cli.parallel.pipeline import Boundary, Neighbours, Pipeline, SingleStage, Staged
 from tests.ranks import run_ranks
 
+SPLITS = {2: (range(1), range(1, 5)), 3: (range(2), range(2, 3), range(3, 5))}
+LAST = Work("backward", -1)
+"""Stands in the log where the pipeline says that its last backward comes."""
 HIDDEN, ROWS, BATCH, CLASSES, NUM_MICROBATCHES = 4, 3, 2, 5, 4
 # float64; sums of at most 24 terms of size about 1 in another order.
 TOLERANCE = 1e-13
@@ -61,8 +64,9 @@ def whole(log: list[Work]) -> tuple[Part, Pipeline]:
 def test_one_stage_accumulates_its_micro_batches_one_after_another() -> None:
     log: list[Work] = []
     module, pipeline = whole(log)
-    pipeline.step()
-    assert log == [Work(kind, i) for i in range(NUM_MICROBATCHES) for kind in ("forward", "backward")]  # type: ignore[arg-type]
+    pipeline.step(lambda: log.append(LAST))
+    expected = [Work(kind, i) for i in range(NUM_MICROBATCHES) for kind in ("forward", "backward")]  # type: ignore[arg-type]
+    assert log == [*expected[:-1], LAST, expected[-1]]
     got = gradients(module)
     module.zero_grad()
     total = sum((loss(module(torch.zeros(0), i), i) for i in torch.arange(NUM_MICROBATCHES)), torch.zeros(()))
@@ -84,24 +88,22 @@ def test_inference_gives_the_outputs_in_order_and_no_gradient() -> None:
 def staged(rank: int, schedule: str) -> tuple[dict[str, Tensor], list[Tensor], list[Work]]:
     """Gradients after a step, inference's outputs, and the order of work, of this rank's stage; twice the same."""
     log: list[Work] = []
-    module = Part((range(1), range(1, 5))[rank], 5, log)
+    size = dist.get_world_size()
+    module = Part(SPLITS[size][rank], 5, log)
     pipeline = Staged(
         module,
-        stage=rank,
-        num_stages=2,
-        group=dist.group.WORLD,  # type: ignore[arg-type]
+        neighbours=Neighbours(rank, size, dist.new_group(), dist.new_group()),  # type: ignore[no-untyped-call]
         schedule=schedule,
         num_microbatches=NUM_MICROBATCHES,
         loss=loss,
-        boundary=torch.empty(BATCH, ROWS, HIDDEN, dtype=torch.float64),
-        output=torch.empty(BATCH, CLASSES, dtype=torch.float64),
+        boundary=Boundary((BATCH, ROWS, HIDDEN), torch.float64, torch.device("cpu")),
     )
-    pipeline.step()
+    pipeline.step(lambda: log.append(LAST))
     first, order = gradients(module), list(log)
     outputs = [output.clone() for output in pipeline.infer()]
     assert gradients(module).keys() == first.keys()
     module.zero_grad()
-    pipeline.step()
+    pipeline.step(lambda: None)
     for name, gradient in gradients(module).items():
         assert torch.equal(gradient, first[name]), name
     return first, outputs, order
@@ -112,20 +114,22 @@ def both_schedules(rank: int) -> dict[str, tuple[dict[str, Tensor], list[Tensor]
 
 
 @pytest.mark.ranks
-def test_two_uneven_stages_equal_the_whole_under_every_schedule() -> None:
+@pytest.mark.parametrize("size", list(SPLITS))
+def test_uneven_stages_equal_the_whole_under_every_schedule(size: int) -> None:
     module, pipeline = whole([])
-    pipeline.step()
+    pipeline.step(lambda: None)
     expected, outputs = gradients(module), pipeline.infer()
-    by_rank = run_ranks(2, both_schedules)
+    by_rank = run_ranks(size, both_schedules)
     for schedule, entry in SCHEDULES.items():
-        got = by_rank[0][schedule][0] | by_rank[1][schedule][0]
+        got = {name: gradient for rank in by_rank for name, gradient in rank[schedule][0].items()}
         assert got.keys() == expected.keys()
         for name, gradient in expected.items():
             scale = max(1.0, float(gradient.abs().max()))
             assert float((got[name] - gradient).abs().max()) <= TOLERANCE * scale, (schedule, name)
         assert by_rank[0][schedule][1] == []
-        for mine, theirs in zip(by_rank[1][schedule][1], outputs, strict=True):
+        for mine, theirs in zip(by_rank[-1][schedule][1], outputs, strict=True):
             assert float((mine - theirs).abs().max()) <= TOLERANCE
-        for stage in range(2):
+        for stage in range(size):
             # The layout's order is what the cost model simulates: it must be what really happens.
-            assert tuple(by_rank[stage][schedule][2]) == entry.order(stage, 2, NUM_MICROBATCHES), (schedule, stage)
+            order = list(entry.order(stage, size, NUM_MICROBATCHES))
+            assert by_rank[stage][schedule][2] == [*order[:-1], LAST, order[-1]], (schedule, stage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 from megagraph_cli.artifacts.workload import BatchSection, DatasetSection, ModelSection, Recipe, TrainSection
 from megagraph_cli.layout.dims import AXES, ParallelDims, factorisations
@@ -19,11 +20,12 @@ SPLITS = {1: [(5,)], 2: [(2, 3), (4, 1)], 3: [(1, 3, 1), (2, 1, 2)], 4: [(1, 1, 
 
 @dataclass(frozen=True)
 class Case:
-    """A plan to run in one number type; ``broken`` names a fault put in on purpose."""
+    """A plan to run in one number type; ``broken`` names a fault put in on purpose, ``embedding`` the input."""
 
     order: Order
     dtype: str
     broken: str | None = None
+    embedding: Literal["auto", "table", "both"] = "auto"
 
     def __str__(self) -> str:
         order = self.order
@@ -32,7 +34,7 @@ class Case:
         return f"{plain} recompute={order.recompute} {order.context} {self.dtype}"
 
 
-def recipe(dataset: str, dtype: str) -> Recipe:
+def recipe(dataset: str, dtype: str, embedding: Literal["auto", "table", "both"] = "auto") -> Recipe:
     """Dropout 0, lr 0.01, no warm-up, one global token and bias weights of size 1: a wrong bias cannot hide."""
     return Recipe(
         dataset=DatasetSection(name=dataset, split="random:0.6,0.2,0.2"),
@@ -46,6 +48,7 @@ def recipe(dataset: str, dtype: str) -> Recipe:
             input_dropout=0.0,
             bias_powers=4,
             bias_init_std=1.0,
+            embedding=embedding,
         ),
         batch=BatchSection(batch_size=50, num_sampled=9, num_super=2, num_global=1),
         train=TrainSection.model_validate({"lr": 0.01, "warmup_epochs": 0.0, "grad_clip": 1.0, "dtype": dtype}),
@@ -76,6 +79,20 @@ def _lean_orders(size: int) -> list[Order]:
         replace(_order(dims, split, microbatches, schedule), recompute=recompute, context=context)
         for dims, split, microbatches, schedule, recompute, context in lean.get(size, [])
     ]
+
+
+def table_orders(size: int) -> list[Order]:
+    """Plans that split the lookups of a table in every way: micro-batches, replicas, context ranks, stages."""
+    chosen = {
+        1: [(ParallelDims(1, 1, 1), (5,), 4, "gpipe")],
+        2: [
+            (ParallelDims(1, 2, 1), (5,), 2, "gpipe"),
+            (ParallelDims(1, 1, 2), (5,), 1, "gpipe"),
+            (ParallelDims(2, 1, 1), (2, 3), 4, "1f1b"),
+        ],
+        4: [(ParallelDims(1, 2, 2), (5,), 2, "gpipe"), (ParallelDims(2, 2, 1), (4, 1), 2, "1f1b")],
+    }
+    return [_order(*order) for order in chosen[size]]
 
 
 def _plain_orders(size: int) -> list[Order]:

@@ -49,7 +49,7 @@ def run_cases(rank: int, graph_path: Path, dataset: str, cases: list[Case]) -> l
 
 
 def _run_case(rank: int, graph: Graph, dataset: str, case: Case, mesh: Mesh) -> Outcome | None:
-    chosen = recipe(dataset, case.dtype)
+    chosen = recipe(dataset, case.dtype, case.embedding)
     split = make_split(graph, chosen.dataset.split, chosen.dataset.split_seed)
     workload = workload_of(chosen, graph, split)
     size = microbatch_targets(workload.batch.batch_size, case.order.dims.dp, case.order.num_microbatches)
@@ -96,7 +96,9 @@ def _keep_gradients(train: TrainStep, into: dict[str, NDArray[Any]]) -> Any:
     apply = train.apply
 
     def keep(norm: torch.Tensor, lr: float) -> None:
-        into.update({name: p.grad.clone().numpy() for name, p in train.parameters.items() if p.grad is not None})
+        into.update({name: p.grad.clone().numpy() for name, p in train.dense.items() if p.grad is not None})
+        if train.table is not None:
+            into[build.TABLE] = train.table.dense().numpy()
         apply(norm, lr)
 
     return keep
@@ -129,4 +131,5 @@ def _broken(fault: str | None, dp_rank: int) -> Any:
             self.flat.mul_(2)
         reduce(self)
 
-    return mock.patch.object(GradientBuffer, "reduce", doubled)
+    # Nothing may leave before it is doubled.
+    return mock.patch.multiple(GradientBuffer, reduce=doubled, expect_last=lambda _self: None)

@@ -10,8 +10,8 @@ import pytest
 
 from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.layout.dims import AXES, ParallelDims
-from megagraph_cli.runtime.build import Order
-from tests.parity.cases import Case, orders
+from megagraph_cli.runtime.build import TABLE, Order
+from tests.parity.cases import Case, orders, table_orders
 from tests.parity.runner import Outcome, run_cases
 from tests.ranks import run_ranks
 
@@ -103,6 +103,22 @@ def test_every_plan_trains_the_same_model(
     found = [
         line for case, got in zip(cases, outcomes, strict=True) for line in complaints(case, got, reference[case.dtype])
     ]
+    assert not found, "\n".join(found)
+
+
+@pytest.fixture(scope="module")
+def table_reference(graph_path: Path, dataset: str) -> Outcome:
+    """One worker, one micro-batch, features and a table of node embeddings."""
+    order = Order(ParallelDims(1, 1, 1), AXES, (5,), 1, "gpipe")
+    return run(1, graph_path, dataset, [Case(order, "float64", embedding="both")])[0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_plan_trains_the_same_table(size: int, graph_path: Path, dataset: str, table_reference: Outcome) -> None:
+    cases = [Case(order, "float64", embedding="both") for order in table_orders(size)]
+    outcomes = run(size, graph_path, dataset, cases)
+    assert float(np.abs(table_reference.gradients[TABLE]).max()) > 0
+    found = [line for case, got in zip(cases, outcomes, strict=True) for line in complaints(case, got, table_reference)]
     assert not found, "\n".join(found)
 
 

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 class ParameterCounts:
     """Numbers of parameters: ``input`` on the first stage, ``layer`` each, ``head`` on the last, ``shared`` on all.
 
-    ``shared`` is the global tokens' bias vector [G, M], one parameter of which every stage holds a copy.
+    ``shared`` is the global tokens' bias vector [G, M], one parameter of which every stage holds a copy; ``table`` is
+    the part of ``input`` that is a table of node embeddings, whose gradient is the rows that a step touched.
     """
 
     input: int
     layer: int
     head: int
     shared: int
+    table: int = 0
 
     @overload
     def of_stage(self, num_layers: int, *, first: bool, last: bool) -> int: ...
@@ -55,4 +57,5 @@ def count_parameters(
         layer=attention + 4 * d + feed_forward,
         head=2 * d + d * num_classes + num_classes,
         shared=num_global * bias_powers,
+        table=table_rows * d,
     )

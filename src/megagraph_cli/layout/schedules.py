@@ -1,4 +1,4 @@
-"""Pipeline schedules: one entry serves the runtime (the torch class) and the cost model (order, live micro-batches)."""
+"""Pipeline schedules: one entry serves the runtime, which does its work, and the cost model, which simulates it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ class Work(NamedTuple):
 class Schedule:
     """A named schedule.
 
-    ``torch_class`` is the class in torch.distributed.pipelining that runs it. ``order(stage, pp, K)`` is the work
-    of a stage in the order it is done; ``in_flight(stage, pp, K)`` the most micro-batches whose activations a
-    stage holds at once; ``min_microbatches(pp)`` the fewest micro-batches it accepts.
+    ``order(stage, pp, K)`` is the work of a stage in the order it is done; ``in_flight(stage, pp, K)`` the most
+    micro-batches whose activations a stage holds at once; ``min_microbatches(pp)`` the fewest micro-batches it accepts.
     """
 
     name: str
-    torch_class: str
     order: Callable[[int, int, int], tuple[Work, ...]]
     in_flight: Callable[[int, int, int], int]
     min_microbatches: Callable[[int], int]
@@ -48,16 +46,19 @@ def _one_f_one_b_order(stage: int, pp: int, num_microbatches: int) -> tuple[Work
 SCHEDULES: dict[str, Schedule] = {
     "gpipe": Schedule(
         name="gpipe",
-        torch_class="ScheduleGPipe",
         order=_gpipe_order,
         in_flight=lambda stage, pp, num_microbatches: 1 if pp == 1 else num_microbatches,  # noqa: ARG005
         min_microbatches=lambda pp: 1,  # noqa: ARG005
     ),
     "1f1b": Schedule(
         name="1f1b",
-        torch_class="Schedule1F1B",
         order=_one_f_one_b_order,
         in_flight=lambda stage, pp, num_microbatches: min(num_microbatches, pp - stage),
         min_microbatches=lambda pp: pp,
     ),
 }
+
+
+def receive_buffers(in_flight: int, num_microbatches: int) -> int:
+    """Most x that a stage has received or is receiving: one for each micro-batch in flight, and the next."""
+    return min(in_flight + 1, num_microbatches)

@@ -58,7 +58,8 @@ class Embedding(nn.Module):
         if self.weight is not None and self.bias is not None:
             total = self._features(nodes, self.weight) + self.bias
         if self.table is not None:
-            rows = functional.embedding(nodes.rows, self.table)
+            # A sparse gradient holds the rows that were looked up; a dense one would be a second table.
+            rows = functional.embedding(nodes.rows, self.table, sparse=True)
             total = rows if total is None else total + rows
         assert total is not None
         return total

@@ -21,13 +21,15 @@ COLLECTIVE_DEADLINE = timedelta(minutes=10)
 class Mesh:
     """Where this rank stands, and its process groups.
 
-    ``pp`` and ``cp`` are the groups along those axes; ``loss`` = dp x cp is the group that sums gradients.
-    Each axis has one communicator, used in the same order by all of its ranks.
+    ``pp`` and ``cp`` are the groups along those axes; ``loss`` = dp x cp is the group that sums gradients. ``pp_up``
+    has the ranks of ``pp``, and carries what goes from the last stage to the first. Each group is one communicator,
+    used in the same order by all of its ranks.
     """
 
     dims: ParallelDims
     place: Place
     pp: dist.ProcessGroup
+    pp_up: dist.ProcessGroup
     cp: dist.ProcessGroup
     loss: dist.ProcessGroup
 
@@ -59,6 +61,7 @@ def build_mesh(dims: ParallelDims, mesh_order: Sequence[str], device_type: str) 
         dims=dims,
         place=places[dist.get_rank()],
         pp=mesh.get_group("pp"),
+        pp_up=_groups(places, lambda place: _others(place, "pp")) if dims.pp > 1 else mesh.get_group("pp"),
         cp=mesh.get_group("cp"),
         loss=_groups(places, lambda place: (place.pp,)),
     )

@@ -1,29 +1,34 @@
 """Heterogeneous pipeline parallelism (HPP): micro-batches through stages of unequal layer counts.
 
 A stage module is called as ``module(x, index)``: ``index`` int64 [1] on the CPU is the number of the micro-batch,
-whose own tensors (ids, bias, labels) each rank already has; only x crosses a boundary. torch.distributed.pipelining
-runs the schedule; with one stage the micro-batches simply accumulate one after another.
+whose own tensors (ids, bias, labels) each rank already has; only x crosses a boundary. The order of work is that of
+``layout/schedules.py``, which the cost model simulates. With one stage the micro-batches accumulate one after another.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import pipelining
 
 from megagraph_cli.layout.schedules import SCHEDULES
+
+Notice = Callable[[], None]
 
 
 class Pipeline(Protocol):
     """Runs all micro-batches of one step on this rank's stage."""
 
-    def step(self) -> None:
-        """Forward and backward of all micro-batches; gradients accumulate in the parameters."""
+    def step(self, before_last: Notice) -> None:
+        """Forward and backward of all micro-batches; gradients accumulate in the parameters.
+
+        ``before_last`` is called once, before the last backward: what it adds to a gradient makes it complete.
+        """
         ...
 
     def infer(self) -> list[Tensor]:
@@ -43,65 +48,172 @@ class SingleStage:
     num_microbatches: int
     loss: LossFunction
 
-    def step(self) -> None:
+    def step(self, before_last: Notice) -> None:
         for index in torch.split(torch.arange(self.num_microbatches), 1):
-            self.loss(self.module(index, index), index).backward()  # type: ignore[no-untyped-call]
+            loss = self.loss(self.module(index, index), index)
+            if int(index) == self.num_microbatches - 1:
+                before_last()
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def infer(self) -> list[Tensor]:
         with torch.no_grad():
             return [self.module(index, index) for index in torch.split(torch.arange(self.num_microbatches), 1)]
 
 
-class Staged:
-    """pp > 1 with a schedule of torch.distributed.pipelining.
+@dataclass(frozen=True)
+class Neighbours:
+    """The stages before and after this one.
 
-    ``boundary`` is an example of x as it crosses into or out of a stage: one static shape for all boundaries;
-    ``output`` an example of the last stage's output.
+    ``down`` carries x towards the last stage, ``up`` its gradients towards the first. They are two groups of the
+    same ranks, so that receives can be posted long before they are needed: between two ranks a group then holds
+    messages of one direction in one order, and no send of one waits for a receive of the other.
+    """
+
+    stage: int
+    num_stages: int
+    down: dist.ProcessGroup
+    up: dist.ProcessGroup
+
+    @property
+    def first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        return self.stage == self.num_stages - 1
+
+    def meet(self, device: torch.device) -> None:
+        """One message over every link, in an order that cannot wait in a circle: NCCL connects on first use."""
+        token = torch.zeros(1, device=device)
+        if not self.first:
+            dist.recv(token, group=self.down, group_src=self.stage - 1)
+        if not self.last:
+            dist.send(token, group=self.down, group_dst=self.stage + 1)
+            dist.recv(token, group=self.up, group_src=self.stage + 1)
+        if not self.first:
+            dist.send(token, group=self.up, group_dst=self.stage - 1)
+
+
+class Boundary(NamedTuple):
+    """x as it crosses into or out of a stage: one static shape for all boundaries."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _Inbox:
+    """Messages of one direction, received in order, the next one posted while the caller works on this one."""
+
+    def __init__(self, group: dist.ProcessGroup, source: int, boundary: Boundary, count: int) -> None:
+        self._group, self._source, self._boundary = group, source, boundary
+        self._left = count
+        self._posted: tuple[Tensor, dist.Work] | None = None
+        self._post()
+
+    def _post(self) -> None:
+        self._posted = None
+        if self._left:
+            buffer = torch.empty(self._boundary.shape, dtype=self._boundary.dtype, device=self._boundary.device)
+            work = dist.irecv(buffer, group=self._group, group_src=self._source)
+            assert work is not None
+            self._left -= 1
+            self._posted = buffer, work
+
+    def take(self) -> Tensor:
+        assert self._posted is not None, "more messages taken than are sent"
+        buffer, work = self._posted
+        work.wait()
+        self._post()
+        return buffer
+
+
+class _Outbox:
+    """Messages of one direction; a tensor stays alive until it has left."""
+
+    def __init__(self, group: dist.ProcessGroup, destination: int) -> None:
+        self._group, self._destination = group, destination
+        self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
+
+    def put(self, tensor: Tensor) -> None:
+        while self._leaving and self._leaving[0][1].is_completed():
+            self._leaving.popleft()[1].wait()
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, group=self._group, group_dst=self._destination)
+        assert work is not None
+        self._leaving.append((tensor, work))
+
+    def close(self) -> None:
+        while self._leaving:
+            self._leaving.popleft()[1].wait()
+
+
+class Staged:
+    """pp > 1: a stage's work in the order of a schedule.
+
+    No more than one receive of each direction is posted ahead, so a stage holds the x of the micro-batches in flight
+    and one more.
     """
 
     def __init__(
         self,
         module: nn.Module,
         *,
-        stage: int,
-        num_stages: int,
-        group: dist.ProcessGroup,
+        neighbours: Neighbours,
         schedule: str,
         num_microbatches: int,
         loss: LossFunction,
-        boundary: Tensor,
-        output: Tensor,
+        boundary: Boundary,
     ) -> None:
-        self.first, self.last = stage == 0, stage == num_stages - 1
-        self.index = torch.arange(num_microbatches)
-        self._stage = pipelining.PipelineStage(
-            module,
-            stage,
-            num_stages,
-            boundary.device,
-            input_args=self.index[:1] if self.first else boundary.detach().requires_grad_(),
-            output_args=(output if self.last else boundary).detach().requires_grad_(),
-            group=group,
-        )
+        self._module, self._loss, self._boundary = module, loss, boundary
+        self._at, self._count = neighbours, num_microbatches
+        self._order = SCHEDULES[schedule].order(neighbours.stage, neighbours.num_stages, num_microbatches)
+        neighbours.meet(boundary.device)
 
-        def loss_in_training(output: Tensor, index: Tensor) -> Tensor:
-            # The schedule computes a loss whenever it has a target, in inference too, where nobody asks for one.
-            return loss(output, index) if torch.is_grad_enabled() else output.new_zeros(())
-
-        make: Any = getattr(pipelining, SCHEDULES[schedule].torch_class)
-        # One scale for the whole batch is in the loss itself; no stage divides by its micro-batches.
-        self._schedule = make(self._stage, num_microbatches, loss_fn=loss_in_training, scale_grads=False)
-
-    def step(self) -> None:
-        self._schedule.step(*self._args(), index=self.index, target=self.index if self.last else None)
-        # The schedule keeps the last stage's outputs and input gradients until its next step: bytes nobody reads.
-        self._stage.clear_runtime_states()
+    def step(self, before_last: Notice) -> None:
+        arriving, leaving = self._down()
+        returning = None if self._at.last else _Inbox(self._at.up, self._at.stage + 1, self._boundary, self._count)
+        passing = None if self._at.first else _Outbox(self._at.up, self._at.stage - 1)
+        held: dict[int, tuple[Tensor, Tensor]] = {}
+        for place, work in enumerate(self._order):
+            index = torch.tensor([work.microbatch])
+            if work.kind == "forward":
+                x = index if arriving is None else arriving.take().requires_grad_()
+                out = self._module(x, index)
+                if leaving is not None:
+                    leaving.put(out.detach())
+                held[work.microbatch] = x, self._loss(out, index) if self._at.last else out
+                continue
+            if place == len(self._order) - 1:
+                before_last()
+            x, out = held.pop(work.microbatch)
+            torch.autograd.backward(out, None if returning is None else returning.take())
+            del out
+            if passing is not None:
+                assert x.grad is not None
+                passing.put(x.grad)
+        for outbox in (leaving, passing):
+            if outbox is not None:
+                outbox.close()
 
     def infer(self) -> list[Tensor]:
+        arriving, leaving = self._down()
+        outputs = []
         with torch.no_grad():
-            merged = self._schedule.eval(*self._args(), index=self.index, target=self.index if self.last else None)
-        self._stage.clear_runtime_states()
-        return list(merged.chunk(self.index.numel())) if self.last else []
+            for index in torch.split(torch.arange(self._count), 1):
+                out = self._module(index if arriving is None else arriving.take(), index)
+                if leaving is None:
+                    outputs.append(out)
+                else:
+                    leaving.put(out)
+        if leaving is not None:
+            leaving.close()
+        return outputs
 
-    def _args(self) -> tuple[Tensor, ...]:
-        return (self.index,) if self.first else ()
+    def _down(self) -> tuple[_Inbox | None, _Outbox | None]:
+        """Where x comes from and where it goes."""
+        at = self._at
+        return (
+            None if at.first else _Inbox(at.down, at.stage - 1, self._boundary, self._count),
+            None if at.last else _Outbox(at.down, at.stage + 1),
+        )

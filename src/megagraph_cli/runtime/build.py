@@ -30,11 +30,13 @@ from megagraph_cli.parallel.context import (
     ring_target_attention,
 )
 from megagraph_cli.parallel.mesh import Mesh
-from megagraph_cli.parallel.pipeline import Pipeline, SingleStage, Staged
+from megagraph_cli.parallel.pipeline import Boundary, Neighbours, Pipeline, SingleStage, Staged
 from megagraph_cli.runtime.tensors import DeviceBatch
 
 SHARED_PARAMETERS = frozenset({"token_bias"})
 """Parameters of which every stage holds a copy."""
+TABLE = "embedding.table"
+"""The parameter whose gradient is the rows that a step touched."""
 
 
 @dataclass(frozen=True)
@@ -269,19 +271,15 @@ def make_pipeline(
     """Micro-batches one after another with one stage, else the schedule of the order."""
     if mesh.dims.pp == 1:
         return SingleStage(runner, order.num_microbatches, runner.loss)
-    assert workload.graph is not None
     rows = workload.batch.rows(mesh.dims.cp).rows_per_rank
-    dtype = parameter_dtype(workload)
+    shape = (microbatch_size, rows, workload.model.hidden_dim)
     return Staged(
         runner,
-        stage=mesh.place.pp,
-        num_stages=mesh.dims.pp,
-        group=mesh.pp,
+        neighbours=Neighbours(mesh.place.pp, mesh.dims.pp, mesh.pp, mesh.pp_up),
         schedule=order.schedule,
         num_microbatches=order.num_microbatches,
         loss=runner.loss,
-        boundary=torch.empty((microbatch_size, rows, workload.model.hidden_dim), dtype=dtype, device=device),
-        output=torch.empty((microbatch_size, workload.graph.classes), dtype=dtype, device=device),
+        boundary=Boundary(shape, parameter_dtype(workload), device),
     )
 
 

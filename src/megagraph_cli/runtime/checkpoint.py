@@ -19,7 +19,7 @@ from torch import Tensor
 
 from megagraph_cli.artifacts.run import EpochRecord
 from megagraph_cli.errors import EXIT_STALE, MgraphError
-from megagraph_cli.runtime.build import SHARED_PARAMETERS
+from megagraph_cli.runtime.build import SHARED_PARAMETERS, TABLE
 from megagraph_cli.runtime.step import TrainStep
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -97,9 +97,14 @@ def _own_tensors(train: TrainStep) -> dict[str, dict[str, Tensor]]:
     for name in names:
         parameter = train.parameters[name]
         out["parameters"][name] = parameter.detach()
+        if name == TABLE:
+            continue
         for moment in MOMENTS:
             held = train.optimizer.state[parameter].get(moment)
             out[moment][name] = torch.zeros_like(parameter) if held is None else held
+    if train.row_optimizer is not None:
+        for moment, state in train.row_optimizer.state().items():
+            out.setdefault(moment, {})[TABLE] = state
     return out
 
 
@@ -142,7 +147,9 @@ def load_tensors(folder: Path, train: TrainStep, *, optimizer: bool) -> None:
             parameter = train.parameters[name]
             with torch.no_grad():
                 parameter.copy_(held["parameters"][name])
-            if optimizer:
+            if optimizer and name == TABLE:
+                _load_rows(train, held, part)
+            elif optimizer:
                 train.optimizer.state[parameter] = {m: held[m][name].to(parameter.device, copy=True) for m in MOMENTS}
         wanted -= held["parameters"].keys()
     if wanted:
@@ -151,9 +158,18 @@ def load_tensors(folder: Path, train: TrainStep, *, optimizer: bool) -> None:
         )
 
 
+def _load_rows(train: TrainStep, held: dict[str, Any], part: Path) -> None:
+    """The table's moments, and how often each of its rows was updated."""
+    assert train.row_optimizer is not None
+    for name, state in train.row_optimizer.state().items():
+        if TABLE not in held.get(name, {}):
+            raise _damaged(part, f"it has no {name} of the table")
+        state.copy_(held[name][TABLE])
+
+
 def set_optimizer_step(train: TrainStep, step: int) -> None:
-    """AdamW counts its steps in each parameter's state."""
-    for parameter in train.parameters.values():
+    """AdamW counts its steps in each parameter's state; the table's are counted by row and were loaded."""
+    for parameter in train.dense.values():
         train.optimizer.state[parameter]["step"] = torch.tensor(float(step), device=parameter.device)
 
 

@@ -32,7 +32,7 @@ def explain_out_of_memory(error: torch.OutOfMemoryError, worker: Worker, plan: P
 
 
 def out_of_memory_in(error: BaseException) -> torch.OutOfMemoryError | None:
-    """The shortage that started an error: torch's pipelining wraps what a stage raises."""
+    """The shortage that started an error, whatever wrapped it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, torch.OutOfMemoryError):

@@ -62,7 +62,7 @@ PLAIN = Way("none", "ring")
 def context_mesh(group: dist.ProcessGroup) -> Mesh:
     """A mesh of context ranks alone, over the ranks of ``group``."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    return Mesh(dims=ParallelDims(1, 1, size), place=Place(0, 0, rank), pp=group, cp=group, loss=group)
+    return Mesh(dims=ParallelDims(1, 1, size), place=Place(0, 0, rank), pp=group, pp_up=group, cp=group, loss=group)
 
 
 class Probe:
@@ -158,6 +158,8 @@ class Probe:
         out.backward(self._gradient)  # type: ignore[no-untyped-call]
         assert self.inputs is not None
         self.inputs.grad = None
+        if self.train.table is not None:
+            self.train.table.forget()
 
     def optimize(self) -> None:
         """What follows a step's reductions: norm, clipping, update, and zeroed gradients."""

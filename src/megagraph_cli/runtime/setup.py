@@ -112,7 +112,7 @@ def _watch_launcher(launcher_pid: int) -> None:
 def _report_failure(worker: Worker, error: BaseException) -> None:
     traceback.print_exception(error)
     cause: BaseException = error
-    # torch's pipelining wraps a stage's exception; the user wants the one that started it.
+    # The user wants the error that started it all, whatever wrapped it.
     while cause.__cause__ is not None and not isinstance(cause, MgraphError):
         cause = cause.__cause__
     place = worker.place

@@ -9,7 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megagraph_cli.parallel.data import GradientBuffer
-from megagraph_cli.runtime.build import SHARED_PARAMETERS, StageParts
+from megagraph_cli.parallel.row_adamw import RowAdamW
+from megagraph_cli.parallel.table import TableGradient
+from megagraph_cli.runtime.build import SHARED_PARAMETERS, TABLE, StageParts
 from megagraph_cli.runtime.tensors import DeviceBatch
 
 
@@ -24,11 +26,18 @@ class TrainStep:
         train = parts.workload.train
         self.parts = parts
         self.parameters = dict(parts.runner.stage.named_parameters())
-        self.gradients = GradientBuffer(self.parameters, SHARED_PARAMETERS & self.parameters.keys(), parts.mesh)
+        self.dense = {name: p for name, p in self.parameters.items() if name != TABLE}
+        self.gradients = GradientBuffer(self.dense, SHARED_PARAMETERS & self.dense.keys(), parts.mesh)
         # The fused kernel updates in place; the others make parameter-sized temporaries.
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=train.lr, weight_decay=train.weight_decay, fused=True
+            self.dense.values(), lr=train.lr, weight_decay=train.weight_decay, fused=True
         )
+        self.table: TableGradient | None = None
+        self.row_optimizer: RowAdamW | None = None
+        if TABLE in self.parameters:
+            table = self.parameters[TABLE]
+            self.table = TableGradient(table, parts.mesh)
+            self.row_optimizer = RowAdamW(table, weight_decay=train.weight_decay)
         self.grad_clip = train.grad_clip
 
     def run(
@@ -40,9 +49,13 @@ class TrainStep:
         runner.inbox = batch
         runner.step, runner.denominator, runner.loss_sum = step, float(num_targets), None
         self.gradients.zero()
-        self.parts.pipeline.step()
+        if self.table is not None:
+            self.table.begin([part.nodes.rows for part in batch if part.nodes is not None])
+        self.parts.pipeline.step(self.gradients.expect_last)
         runner.inbox = ()
         self.gradients.reduce()
+        if self.table is not None:
+            self.table.reduce()
         summary = self._summarise(stop_vote)
         self.apply(summary[1], lr)
         return summary
@@ -53,19 +66,33 @@ class TrainStep:
         summary = torch.zeros(3, dtype=torch.float64, device=self.parts.device)
         if loss is not None:
             summary[0] = loss
-        summary[1] = self.gradients.square_sum()
+        summary[1] = self.square_sum()
         summary[2] = float(stop_vote)
         dist.all_reduce(summary)
         summary[1].sqrt_()
         return summary
 
+    def square_sum(self) -> Tensor:
+        """This rank's part of the squared norm of the whole model's gradient, each parameter counted once."""
+        total = self.gradients.square_sum()
+        return total if self.table is None else total + self.table.square_sum()
+
     def apply(self, norm: Tensor, lr: float) -> None:
         """Clip to ``grad_clip`` as one norm over the whole model and update the parameters."""
         if self.grad_clip:
-            self.gradients.clip(norm, self.grad_clip)
+            # As a tensor, so that no host waits for the norm.
+            factor = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
+            self.gradients.scale(factor)
+            if self.table is not None:
+                self.table.scale(factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+        if self.table is not None:
+            assert self.row_optimizer is not None
+            assert self.table.touched is not None
+            self.row_optimizer.step(self.table.touched, lr)
+            self.table.forget()
 
 
 def learning_rate(
