@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import torch
+from numba import njit
+from numpy.typing import NDArray
 
-from megagraph_cli.runtime.meters import live_tensor_bytes, metered
+from megagraph_cli.runtime.live import live_tensor_bytes
+from megagraph_cli.runtime.meters import metered
 from tests.runtime.small import CPU
 
 
@@ -73,24 +78,93 @@ def test_what_autograd_keeps_counts_until_the_backward_frees_it() -> None:
     assert out.isfinite()
 
 
-def test_freeing_something_older_is_not_seen_so_the_reading_is_never_too_small() -> None:
-    """The profiler does not know blocks from before it began; the peak is above the truth by the bytes freed."""
+def test_freeing_something_older_is_seen() -> None:
     older = tensor(7000)
     before = live_tensor_bytes()
     with metered(CPU) as reading:
         del older
         newer = tensor(2000)
-    true_peak = before - 7000 + newer.nbytes
+        larger = tensor(6000)
     assert reading.start_bytes == before
-    assert reading.peak_bytes == true_peak + 7000
+    assert reading.peak_bytes == before - 7000 + newer.nbytes + larger.nbytes
+    assert reading.end_bytes == live_tensor_bytes()
 
 
-def test_numpy_memory_taken_inside_the_block_is_not_seen() -> None:
-    """Why batches are made before the metered step, where they count as live."""
+def test_a_view_keeps_something_older_alive() -> None:
+    older = tensor(7000)
     with metered(CPU) as reading:
-        batch = torch.from_numpy(np.zeros(1000))
+        view = older[:1]
+        del older
+        newer = tensor(2000)
+        del view
+        tensor(8000)
+    assert reading.peak_bytes == reading.start_bytes + newer.nbytes + 8000 - 7000
+
+
+def test_numpy_memory_that_becomes_a_tensor_counts_until_it_dies() -> None:
+    with metered(CPU) as reading:
+        first = torch.from_numpy(np.zeros(1000))
+        del first
+        second = torch.from_numpy(np.zeros(300))
+        third = tensor(100)
+    assert reading.peak_bytes - reading.start_bytes == 8000
+    assert reading.end_bytes - reading.start_bytes == second.nbytes + third.nbytes
+    assert reading.end_bytes == live_tensor_bytes()
+
+
+@njit(cache=True)
+def numba_zeros(count: int) -> NDArray[np.float64]:
+    return np.zeros(count)
+
+
+def test_numba_memory_that_becomes_a_tensor_counts() -> None:
+    numba_zeros(1)
+    with metered(CPU) as reading:
+        kept = torch.from_numpy(numba_zeros(500))
+    assert reading.peak_bytes - reading.start_bytes == kept.nbytes == 4000
+
+
+def test_what_another_thread_leaves_alive_counts_from_the_start() -> None:
+    """Nothing tells when it came, so it counts together with what was freed before: never too small."""
+    kept: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: kept.append(tensor(3000)))
+    with metered(CPU) as reading:
+        tensor(500)
+        thread.start()
+        thread.join()
+    assert reading.peak_bytes - reading.start_bytes == 3000 + 500
+    assert reading.end_bytes == live_tensor_bytes()
+
+
+def test_what_another_thread_frees_is_seen() -> None:
+    older = [tensor(4000)]
+    thread = threading.Thread(target=older.clear)
+    with metered(CPU) as reading:
+        thread.start()
+        thread.join()
+        kept = tensor(1000)
     assert reading.peak_bytes == reading.start_bytes
-    assert live_tensor_bytes() - reading.start_bytes == batch.nbytes
+    assert reading.end_bytes == reading.start_bytes - 4000 + kept.nbytes
+
+
+def test_numpy_is_overheard_inside_the_block_alone() -> None:
+    from_numpy = torch.from_numpy
+    with metered(CPU, from_zero=True) as reading:
+        assert torch.from_numpy is not from_numpy
+        kept = torch.from_numpy(np.zeros(10))
+    assert torch.from_numpy is from_numpy
+    assert reading.peak_bytes == kept.nbytes
+
+
+def test_categories_add_up_to_the_peak() -> None:
+    weight, state, other = tensor(500), tensor(700), tensor(90)
+    holders = {"parameters": [weight, weight[:3]], "optimizer": [state]}
+    with metered(CPU, holders=holders) as reading:
+        made = tensor(40)
+    known = {name: reading.categories[name] for name in ("parameters", "optimizer", "activations")}
+    assert known == {"parameters": 500, "optimizer": 700, "activations": made.nbytes}
+    assert reading.categories["buffers"] >= other.nbytes
+    assert sum(reading.categories.values()) == reading.peak_bytes
 
 
 def test_readings_from_zero_tell_changes_alone() -> None:

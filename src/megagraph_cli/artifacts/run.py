@@ -22,12 +22,15 @@ class EpochRecord(Part):
 
 
 class RankRecord(Part):
+    """One rank. ``memory``: the bytes of its peak by category; null where nothing was measured."""
+
     rank: int
     pp: int
     dp: int
     cp: int
     peak_bytes: int | None
     step_s: float | None
+    memory: dict[str, int] | None = None
 
 
 class Measured(Part):

@@ -1,17 +1,16 @@
 """The memory meter: the most bytes of live tensors a rank holds at any moment of a step.
 
 On cuda the allocator keeps the figure. On a CPU nothing does, so the meter adds what is alive when the step begins
-(every tensor Python can reach, each storage once) and the rise that torch's profiler sees during the step. It
-shares no code with the cost model that it judges.
+(every tensor Python can reach, each storage once) and the rise that torch's profiler sees during the step, mended by
+``live.py`` where the profiler is blind. It shares no code with the cost model that it judges.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psutil
 import torch
@@ -19,66 +18,67 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from megagraph_cli.hostmemory import available_bytes
+from megagraph_cli.runtime.live import Watch, live_storages, live_tensor_bytes, rise, storage_bytes
+
+Holders = Mapping[str, Iterable[Tensor]]
+"""Tensors that live through the whole block, by category."""
 
 
 @dataclass
 class Reading:
-    """Bytes live at the start, the most at any moment, and live at the end of what was metered."""
+    """Bytes live at the start, the most at any moment, and live at the end of what was metered.
+
+    ``categories`` add up to the peak: what the ``holders`` hold, ``buffers`` (whatever else was alive at the start)
+    and ``activations`` (the rise since then, temporaries included).
+    """
 
     start_bytes: int = 0
     peak_bytes: int = 0
     end_bytes: int = 0
+    categories: dict[str, int] = field(default_factory=dict)
 
 
 @contextmanager
-def metered(device: torch.device, *, from_zero: bool = False) -> Iterator[Reading]:
+def metered(device: torch.device, *, holders: Holders | None = None, from_zero: bool = False) -> Iterator[Reading]:
     """Meter the block; the reading is filled in when it ends. Slows the block down: keep it out of timings.
 
-    ``from_zero`` leaves out (on a CPU) the slow search for what is alive at the start: the reading then tells
-    changes alone.
+    ``from_zero`` leaves out (on a CPU) the slow search for what is alive before and after: the reading then tells
+    changes alone, and of these only what the profiler and ``torch.from_numpy`` see.
     """
     reading = Reading()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        reading.start_bytes = torch.cuda.memory_allocated(device)
+    held = {name: storage_bytes(tensors) for name, tensors in (holders or {}).items()}
+    with _on_cuda(device, reading) if device.type == "cuda" else _on_cpu(reading, from_zero):
         yield reading
-        torch.cuda.synchronize(device)
-        reading.peak_bytes = torch.cuda.max_memory_allocated(device)
-        reading.end_bytes = torch.cuda.memory_allocated(device)
-        return
-    reading.start_bytes = 0 if from_zero else live_tensor_bytes()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield reading
-    rise, change = _rise(profiler)
-    reading.peak_bytes = reading.start_bytes + rise
-    reading.end_bytes = reading.start_bytes + change
+    if holders is not None:
+        buffers = reading.start_bytes - sum(held.values())
+        rest = {"buffers": buffers, "activations": reading.peak_bytes - reading.start_bytes}
+        reading.categories = held | rest
 
 
-def live_tensor_bytes() -> int:
-    """Bytes of all CPU storages that a Python tensor refers to, each counted once."""
-    gc.collect()
-    storages: dict[int, int] = {}
-    for thing in gc.get_objects():
-        # By type alone: asking some objects for their __class__ runs their code, torch's deprecated ones warn.
-        if issubclass(type(thing), Tensor) and thing.device.type == "cpu" and thing.layout == torch.strided:
-            storage = thing.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+@contextmanager
+def _on_cuda(device: torch.device, reading: Reading) -> Iterator[None]:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    reading.start_bytes = torch.cuda.memory_allocated(device)
+    yield
+    torch.cuda.synchronize(device)
+    reading.peak_bytes = torch.cuda.max_memory_allocated(device)
+    reading.end_bytes = torch.cuda.memory_allocated(device)
 
 
-def _rise(profiler: profile) -> tuple[int, int]:
-    """(highest, final) sum of allocations minus frees, in time order, over the profiled block."""
-    inner = profiler.profiler
-    assert inner is not None
-    results = inner.kineto_results
-    assert results is not None
-    events = [event for event in results.events() if event.name() == "[memory]"]
-    level = highest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        level += event.nbytes()  # type: ignore[attr-defined]
-        highest = max(highest, level)
-    return highest, level
+@contextmanager
+def _on_cpu(reading: Reading, from_zero: bool) -> Iterator[None]:
+    watch = Watch()
+    if not from_zero:
+        reading.start_bytes = sum(watch.add(storage) for storage in live_storages().values())
+    with watch.overhear(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        yield
+        told = watch.close()
+    highest, change = rise(profiler, told)
+    # What nothing told of (another thread's, say) is alive now or it is not known: it counts from the start.
+    unseen = 0 if from_zero else max(0, live_tensor_bytes() - reading.start_bytes - change)
+    reading.peak_bytes = reading.start_bytes + highest + unseen
+    reading.end_bytes = reading.start_bytes + change + unseen
 
 
 def overhead_bytes(device: torch.device) -> int:

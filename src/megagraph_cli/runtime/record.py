@@ -56,9 +56,12 @@ class RankMeter:
     step_s: list[float] = field(default_factory=list)
     stall_s: float = 0.0
     peak_bytes: int | None = None
+    memory: dict[str, int] | None = None
 
-    def saw_peak(self, peak_bytes: int) -> None:
-        self.peak_bytes = max(self.peak_bytes or 0, peak_bytes)
+    def saw_peak(self, peak_bytes: int, memory: dict[str, int] | None = None) -> None:
+        """A step's peak and its bytes by category: the largest is kept."""
+        if self.peak_bytes is None or peak_bytes > self.peak_bytes:
+            self.peak_bytes, self.memory = peak_bytes, memory
 
     def record(self) -> RankRecord:
         timed = self.step_s[_UNTIMED_STEPS:]
@@ -69,6 +72,7 @@ class RankMeter:
             cp=self.place.cp,
             peak_bytes=self.peak_bytes,
             step_s=statistics.median(timed) if timed else None,
+            memory=self.memory,
         )
 
 

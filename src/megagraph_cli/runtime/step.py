@@ -60,6 +60,18 @@ class TrainStep:
         self.apply(summary[1], lr)
         return summary
 
+    def holders(self, batch: Sequence[DeviceBatch]) -> dict[str, list[Tensor]]:
+        """Tensors that live through a step, by category of the memory meter."""
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        if self.row_optimizer is not None:
+            states += self.row_optimizer.state().values()
+        return {
+            "parameters": [parameter.detach() for parameter in self.parameters.values()],
+            "gradients": [self.gradients.flat],
+            "optimizer": [state for state in states if isinstance(state, Tensor)],
+            "batch": [tensor for part in batch for tensor in part.tensors()],
+        }
+
     def _summarise(self, stop_vote: bool) -> Tensor:
         """[loss, gradient norm, stop votes] of the whole model: one small all-reduce."""
         loss = self.parts.runner.loss_sum

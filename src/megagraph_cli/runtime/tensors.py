@@ -23,6 +23,11 @@ class DeviceBatch:
     labels: Tensor
     nodes: NodeInput | None
 
+    def tensors(self) -> list[Tensor]:
+        """All its tensors."""
+        parts = [*vars(self.topology).values(), self.labels, *(vars(self.nodes).values() if self.nodes else ())]
+        return [part for part in parts if isinstance(part, Tensor)]
+
 
 def to_device(batch: MicroBatch, device: torch.device) -> DeviceBatch:
     """Copies from pinned memory without waiting on cuda; on cpu shares the arrays' memory."""

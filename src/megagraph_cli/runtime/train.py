@@ -46,8 +46,8 @@ from megagraph_cli.runtime.step import TrainStep, learning_rate
 from megagraph_cli.runtime.tensors import to_device
 
 _METERED_STEPS = 2
-"""On a CPU: the first step of a process makes the optimizer's state, the second is the first whole one. On cuda the
-allocator tells every step's peak for nothing."""
+"""The first step of a process makes the optimizer's state, the second is the first whole one. After these only cuda,
+whose allocator tells every step's peak for nothing, goes on."""
 
 
 class Trainer:
@@ -148,14 +148,14 @@ class Trainer:
         run = partial(
             self.step.run, device_batch, step=self.state.step, num_targets=num_targets, lr=lr, stop_vote=stop_vote
         )
-        if self.parts.device.type == "cuda":
+        if len(self.meter.step_s) < _METERED_STEPS:
+            with metered(self.parts.device, holders=self.step.holders(device_batch)) as reading:
+                summary = run()
+            self.meter.saw_peak(reading.peak_bytes, reading.categories)
+        elif self.parts.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.parts.device)
             summary = run()
             self.meter.saw_peak(torch.cuda.max_memory_allocated(self.parts.device))
-        elif len(self.meter.step_s) < _METERED_STEPS:
-            with metered(self.parts.device) as reading:
-                summary = run()
-            self.meter.saw_peak(reading.peak_bytes)
         else:
             summary = run()
         self.state.step += 1
