@@ -21,7 +21,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ def main() -> None:
         why = missing()
         if why is not None:
             sys.exit(f"bench/comm.py needs a link that it can slow down: {why}")
-        print(run_on_both(Path(__file__), sys.argv[1:], deadline_s=540)[0], end="")
+        print(run_on_both(sys.argv, deadline_s=540)[0], end="")
         return
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 DEVICE = "cable"
 PORT = 29511
@@ -82,15 +81,15 @@ def pinned(rank: int) -> list[str]:
     return ["taskset", "-c", str(cores[rank % len(cores)])]
 
 
-def run_on_both(script: Path, arguments: Sequence[str], deadline_s: float) -> list[str]:
-    """`python script ARGUMENTS` on both hosts as two ranks that find each other; what each wrote to stdout.
+def run_on_both(arguments: Sequence[str], deadline_s: float) -> list[str]:
+    """`python ARGUMENTS` on both hosts as two ranks that find each other; what each wrote to stdout.
 
     Each gets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and a core of its own where there are two.
     """
     with two_hosts() as hosts:
         processes = [
             subprocess.Popen(
-                [*pinned(host.rank), "ip", "netns", "exec", host.namespace, sys.executable, str(script), *arguments],
+                [*pinned(host.rank), "ip", "netns", "exec", host.namespace, sys.executable, *arguments],
                 env=os.environ
                 | {
                     "RANK": str(host.rank),
