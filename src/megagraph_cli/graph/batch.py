@@ -5,13 +5,16 @@ Legend: T targets of a micro-batch, S rows, R rows of one rank, n distinct featu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
-from megagraph_cli.graph.sequences import Sequences, build_sequences
+from megagraph_cli.graph.readahead import read_ahead
+from megagraph_cli.graph.sequences import Sequences, build_sequences, pack, unpack
 from megagraph_cli.layout.batches import microbatch_targets
 from megagraph_cli.layout.rows import RowLayout
 
@@ -56,13 +59,34 @@ class SequenceSpec:
     weights: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
 
 
+class Peers(Protocol):
+    """The ranks of one replica on one host, which need the same sequences: each builds its share of them."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def exchange(self, mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Bytes [size, n] of all peers, in the order of their ranks; every peer gives n bytes of its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A replica's sequences, and which feature rows this rank needs of each micro-batch (None on later stages)."""
+
+    targets: NDArray[np.int64]
+    sequences: Sequences
+    places: list[InputRows] | None
+
+
 @dataclass(frozen=True)
 class BatchBuilder:
     """Builds the micro-batches of one replica for one rank.
 
     ``num_microbatches`` and ``microbatch_size`` cut the replica's targets; ``input_layout`` with ``cp_rank`` says
     which rows this rank embeds (None on later stages, which need no features); ``use_features`` is False where the
-    model reads a table alone.
+    model reads a table alone. With ``peers``, all of them build the same batches in the same order.
     """
 
     graph: Graph
@@ -73,14 +97,53 @@ class BatchBuilder:
     input_layout: RowLayout | None = None
     cp_rank: int = 0
     use_features: bool = True
+    peers: Peers | None = None
+
+    def with_weights(self, weights: Sequence[float]) -> BatchBuilder:
+        """The same with other sampling weights p [4]."""
+        first, second, third, fourth = weights
+        return replace(self, spec=replace(self.spec, weights=(first, second, third, fourth)))
 
     def build(self, targets: NDArray[np.int64], *, epoch: int, view: int) -> list[MicroBatch]:
         """Micro-batches of ``targets`` int64 [K T] (-1 = padded target)."""
-        assert targets.shape == (self.num_microbatches * self.microbatch_size,)
-        return [self._build_one(part, epoch, view) for part in np.split(targets, self.num_microbatches)]
+        return self.finish(self.draw(targets, epoch=epoch, view=view))
 
-    def _build_one(self, targets: NDArray[np.int64], epoch: int, view: int) -> MicroBatch:
-        sequences = build_sequences(
+    def draw(self, targets: NDArray[np.int64], *, epoch: int, view: int) -> Drawn:
+        """The sequences of a batch; the feature rows that they need are read ahead where the disk still has them."""
+        assert targets.shape == (self.num_microbatches * self.microbatch_size,)
+        sequences = self._sequences(targets, epoch, view)
+        if self.input_layout is None:
+            return Drawn(targets, sequences, None)
+        places = [place_inputs(self.graph, part, self.input_layout, self.cp_rank) for part in self._parts(sequences)]
+        if self.use_features:
+            read_ahead(self.graph.features, [place.rows for place in places])
+        return Drawn(targets, sequences, places)
+
+    def finish(self, drawn: Drawn) -> list[MicroBatch]:
+        """The micro-batches of drawn sequences, with the features that this rank embeds."""
+        labels = np.where(drawn.targets >= 0, self.graph.labels[drawn.targets], IGNORED_LABEL).astype(np.int64)
+        features = self.graph.features if self.use_features else None
+        batches = []
+        for number, (part, own) in enumerate(
+            zip(self._parts(drawn.sequences), np.split(labels, self.num_microbatches), strict=True)
+        ):
+            inputs = None if drawn.places is None else read_features(features, drawn.places[number])
+            real = np.concatenate((part.nodes >= 0, part.supers >= 0), axis=1)
+            batches.append(MicroBatch(sequences=part, real=real, labels=own, inputs=inputs))
+        return batches
+
+    def _sequences(self, targets: NDArray[np.int64], epoch: int, view: int) -> Sequences:
+        if self.peers is None:
+            return self._build(targets, epoch, view)
+        share = -(-targets.size // self.peers.size)
+        padded = np.full(share * self.peers.size, -1, dtype=np.int64)
+        padded[: targets.size] = targets
+        mine = padded[self.peers.rank * share : (self.peers.rank + 1) * share]
+        parts = self.peers.exchange(pack(self._build(mine, epoch, view)))
+        return unpack(parts, targets.size, self.spec.num_sampled, self.spec.num_super)
+
+    def _build(self, targets: NDArray[np.int64], epoch: int, view: int) -> Sequences:
+        return build_sequences(
             self.graph,
             targets,
             num_sampled=self.spec.num_sampled,
@@ -92,20 +155,14 @@ class BatchBuilder:
             view=view,
             threads=self.threads,
         )
-        labels = np.where(targets >= 0, self.graph.labels[targets], IGNORED_LABEL)
-        inputs = None
-        if self.input_layout is not None:
-            inputs = gather_inputs(self.graph, sequences, self.input_layout, self.cp_rank, self.use_features)
-        return MicroBatch(
-            sequences=sequences,
-            real=np.concatenate((sequences.nodes >= 0, sequences.supers >= 0), axis=1),
-            labels=labels.astype(np.int64),
-            inputs=inputs,
-        )
+
+    def _parts(self, sequences: Sequences) -> list[Sequences]:
+        size = self.microbatch_size
+        return [sequences.rows(start, start + size) for start in range(0, self.num_microbatches * size, size)]
 
 
-def gather_inputs(graph: Graph, sequences: Sequences, layout: RowLayout, cp_rank: int, use_features: bool) -> InputRows:
-    """Distinct feature rows of a rank's rows, each read once however many sequences it is in."""
+def place_inputs(graph: Graph, sequences: Sequences, layout: RowLayout, cp_rank: int) -> InputRows:
+    """Distinct feature rows of a rank's rows, ascending, and which row has which; no features yet."""
     supers = np.where(sequences.supers >= 0, sequences.supers.astype(np.int64) + graph.num_nodes, -1)
     known = np.concatenate((sequences.nodes.astype(np.int64), supers), axis=1)
     mine = layout.rows_of(cp_rank)
@@ -119,13 +176,22 @@ def gather_inputs(graph: Graph, sequences: Sequences, layout: RowLayout, cp_rank
     tail = np.array([_place_of(layout, row, rows.size, zero_row) for row in mine[ids.shape[1] :]], dtype=np.int64)
     place = np.concatenate((place, np.broadcast_to(tail, (len(ids), tail.size))), axis=1)
     place = np.ascontiguousarray(place, dtype=np.int64)
-    features = graph.features if use_features else None
-    if isinstance(features, DenseFeatures):
-        return InputRows(rows, place, dense=features.x[rows])
-    if isinstance(features, SparseFeatures):
-        columns, offsets, values = gather_sparse(features, rows)
-        return InputRows(rows, place, columns=columns, offsets=offsets, values=values)
     return InputRows(rows, place)
+
+
+def read_features(features: DenseFeatures | SparseFeatures | None, inputs: InputRows) -> InputRows:
+    """The same rows with their features, each read once however many sequences it is in."""
+    if isinstance(features, DenseFeatures):
+        return replace(inputs, dense=features.x[inputs.rows])
+    if isinstance(features, SparseFeatures):
+        columns, offsets, values = gather_sparse(features, inputs.rows)
+        return replace(inputs, columns=columns, offsets=offsets, values=values)
+    return inputs
+
+
+def gather_inputs(graph: Graph, sequences: Sequences, layout: RowLayout, cp_rank: int, use_features: bool) -> InputRows:
+    """The rows that a rank embeds, with their features where it uses them."""
+    return read_features(graph.features if use_features else None, place_inputs(graph, sequences, layout, cp_rank))
 
 
 def _place_of(layout: RowLayout, row: int, num_rows: int, zero_row: int) -> int:

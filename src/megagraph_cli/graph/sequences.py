@@ -7,7 +7,7 @@ sequence can touch.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -47,6 +47,10 @@ class Sequences:
     coarse_bits: NDArray[np.uint8]
     coarse_scale: NDArray[np.float32]
     coarse_index: NDArray[np.int16]
+
+    def rows(self, start: int, stop: int) -> Sequences:
+        """Some consecutive sequences; no copies."""
+        return Sequences(*(getattr(self, field.name)[start:stop] for field in fields(self)))
 
 
 class _Rows(NamedTuple):
@@ -158,3 +162,22 @@ def _padding(num_targets: int, num_sampled: int, num_super: int) -> _Rows:
         coarse_scale=np.zeros((num_targets, clusters), dtype=np.float32),
         coarse_index=np.zeros((num_targets, clusters), dtype=np.int16),
     )
+
+
+def pack(sequences: Sequences) -> NDArray[np.uint8]:
+    """The content of all arrays, one after another, as bytes."""
+    arrays = [getattr(sequences, field.name) for field in fields(Sequences)]
+    return np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
+
+
+def unpack(parts: NDArray[np.uint8], num_targets: int, num_sampled: int, num_super: int) -> Sequences:
+    """The first ``num_targets`` sequences of packed parts [P, n], all of as many sequences, joined in their order."""
+    share = -(-num_targets // len(parts))
+    joined, start = [], 0
+    for like in _padding(1, num_sampled, num_super):
+        size = share * like.nbytes
+        arrays = [part[start : start + size].copy().view(like.dtype).reshape(share, *like.shape[1:]) for part in parts]
+        joined.append(np.concatenate(arrays)[:num_targets])
+        start += size
+    assert start == parts.shape[1]
+    return Sequences(*joined)

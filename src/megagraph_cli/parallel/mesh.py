@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from megagraph_cli.layout.dims import AXES, ParallelDims, Place
+from megagraph_cli.parallel.replica import ReplicaPeers, replica_peers
 
 COLLECTIVE_DEADLINE = timedelta(minutes=10)
 """No collective, send or receive waits longer for its other end."""
@@ -23,7 +24,8 @@ class Mesh:
 
     ``pp`` and ``cp`` are the groups along those axes; ``loss`` = dp x cp is the group that sums gradients. ``pp_up``
     has the ranks of ``pp``, and carries what goes from the last stage to the first. Each group is one communicator,
-    used in the same order by all of its ranks.
+    used in the same order by all of its ranks. ``peers`` are the ranks of this replica on this host, None where there
+    is no other.
     """
 
     dims: ParallelDims
@@ -32,6 +34,7 @@ class Mesh:
     pp_up: dist.ProcessGroup
     cp: dist.ProcessGroup
     loss: dist.ProcessGroup
+    peers: ReplicaPeers | None = None
 
     @property
     def first_stage(self) -> bool:
@@ -42,7 +45,7 @@ class Mesh:
         return self.place.pp == self.dims.pp - 1
 
 
-def build_mesh(dims: ParallelDims, mesh_order: Sequence[str], device_type: str) -> Mesh:
+def build_mesh(dims: ParallelDims, mesh_order: Sequence[str], device_type: str, hosts: int = 1) -> Mesh:
     """The mesh of a plan over the whole world, outermost axis first. Every rank must call it.
 
     The groups are made here rather than by DeviceMesh, which gives them no deadline and flattens dp x cp only where
@@ -64,6 +67,7 @@ def build_mesh(dims: ParallelDims, mesh_order: Sequence[str], device_type: str) 
         pp_up=_groups(places, lambda place: _others(place, "pp")) if dims.pp > 1 else mesh.get_group("pp"),
         cp=mesh.get_group("cp"),
         loss=_groups(places, lambda place: (place.pp,)),
+        peers=replica_peers(dims, mesh_order, hosts, COLLECTIVE_DEADLINE),
     )
 
 

@@ -299,4 +299,5 @@ def make_builder(
         input_layout=workload.batch.rows(mesh.dims.cp) if mesh.first_stage else None,
         cp_rank=mesh.place.cp,
         use_features=use_features,
+        peers=mesh.peers,
     )

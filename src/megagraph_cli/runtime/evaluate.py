@@ -12,8 +12,8 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from megagraph_cli.errors import MgraphError
-from megagraph_cli.graph.batch import MicroBatch, replica_targets
-from megagraph_cli.graph.loader import Prefetcher
+from megagraph_cli.graph.batch import Drawn, MicroBatch, replica_targets
+from megagraph_cli.graph.loader import Begun, Prefetcher
 from megagraph_cli.runtime.build import StageParts
 from megagraph_cli.runtime.tensors import to_device
 
@@ -32,13 +32,15 @@ def predict(
     found = torch.zeros((targets.size, 2), dtype=torch.float64)
     total: Tensor | None = None
 
-    def build(index: int) -> list[MicroBatch]:
+    count = len(cuts) * views
+
+    def draw(index: int) -> Drawn:
         start = cuts[index // views]
-        return parts.builder.build(
+        return parts.builder.draw(
             _share(parts, targets[start : start + batch_size], batch_size), epoch=0, view=index % views
         )
 
-    with Prefetcher(build, len(cuts) * views) as batches:
+    with Prefetcher(Begun(draw, parts.builder.finish, count), count) as batches:
         for index, batch in enumerate(batches):
             probabilities = _infer(parts, batch)
             total = probabilities if index % views == 0 or total is None else total + probabilities

@@ -19,9 +19,9 @@ from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.artifacts.run import EpochRecord
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
-from megagraph_cli.graph.batch import MicroBatch, epoch_order, replica_targets
+from megagraph_cli.graph.batch import Drawn, MicroBatch, epoch_order, replica_targets
 from megagraph_cli.graph.graph import Graph
-from megagraph_cli.graph.loader import Prefetcher
+from megagraph_cli.graph.loader import Begun, Prefetcher
 from megagraph_cli.graph.prepare import open_graph
 from megagraph_cli.graph.splits import make_split
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
@@ -107,11 +107,15 @@ class Trainer:
         count = steps_per_epoch(self.num_train, self.batch_size) - first
         epoch = self.state.epoch
 
-        def build(index: int) -> list[MicroBatch]:
-            return self.parts.builder.build(self._share(order, first + index), epoch=epoch, view=0)
+        if self.job.max_steps is not None:
+            count = min(count, self.job.max_steps - self.state.step)
+        builder = self.parts.builder
+
+        def draw(index: int) -> Drawn:
+            return builder.draw(self._share(order, first + index), epoch=epoch, view=0)
 
         self._last_read_s = time.perf_counter()
-        with Prefetcher(build, count) as batches:
+        with Prefetcher(Begun(draw, builder.finish, count), count) as batches:
             for index, batch in enumerate(batches):
                 self._one_step(batch, self._targets(order, first + index).size)
                 if self.stopped or self.at_last_step:
@@ -272,7 +276,7 @@ def make_trainer(worker: Worker, job: TrainJob, plan: Plan) -> Trainer:
 
 
 def _mesh_of(plan: Plan, worker: Worker) -> Mesh:
-    mesh = build_mesh(plan.dims.parallel(), plan.mesh_order, worker.device.type)
+    mesh = build_mesh(plan.dims.parallel(), plan.mesh_order, worker.device.type, plan.hosts)
     worker.place = mesh.place
     return mesh
 
