@@ -58,7 +58,7 @@ def test_splits_that_are_none(split: str) -> None:
         (TrainSection, {"lr": 0.0}),
         (TrainSection, {"lr": float("nan")}),
         (TrainSection, {"dtype": "float16"}),
-        (TrainSection, {"sampling_update_epochs": 1}),
+        (TrainSection, {"sampling_update_epochs": -1}),
     ],
 )
 def test_values_out_of_range_or_of_another_type_are_refused(section: Any, values: dict[str, Any]) -> None:

@@ -94,13 +94,6 @@ class TrainSection(Part):
     rng_seed: int = Field(default=0, ge=0, le=MAX_SEED)
     sampling_update_epochs: int = Field(default=0, ge=0)
 
-    @field_validator("sampling_update_epochs")
-    @classmethod
-    def _fixed_weights_only(cls, value: int) -> int:
-        if value:
-            raise ValueError("this version samples with fixed weights; set sampling_update_epochs = 0")
-        return value
-
 
 class GraphInfo(Part):
     """What later commands need to know of the prepared graph without opening it."""

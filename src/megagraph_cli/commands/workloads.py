@@ -51,6 +51,11 @@ def require_trainable(recipe: Recipe, graph: Graph, split: Split) -> None:
             f"dataset.metric = 'roc_auc' needs two classes and {graph.name} has {graph.num_classes}; "
             "set dataset.metric=accuracy"
         )
+    if recipe.train.sampling_update_epochs and not split.val.size:
+        raise MgraphError(
+            f"train.sampling_update_epochs = {recipe.train.sampling_update_epochs} learns from validation targets and "
+            f"{graph.name} has none under this split; set train.sampling_update_epochs=0"
+        )
     if not split.train.size:
         raise MgraphError(
             f"{graph.name} has no labelled node to train on under this split; choose another with --set dataset.split"

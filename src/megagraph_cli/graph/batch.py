@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -40,8 +41,10 @@ class InputRows:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch on the host. ``labels`` int64 [T]; ``real`` bool [T, N' + N_s] is False on padding rows."""
+    """One micro-batch on the host. ``targets`` and ``labels`` int64 [T]; ``real`` bool [T, N' + N_s] is False on
+    padding rows."""
 
+    targets: NDArray[np.int64]
     sequences: Sequences
     real: NDArray[np.bool_]
     labels: NDArray[np.int64]
@@ -124,12 +127,13 @@ class BatchBuilder:
         labels = np.where(drawn.targets >= 0, self.graph.labels[drawn.targets], IGNORED_LABEL).astype(np.int64)
         features = self.graph.features if self.use_features else None
         batches = []
-        for number, (part, own) in enumerate(
-            zip(self._parts(drawn.sequences), np.split(labels, self.num_microbatches), strict=True)
+        cut = partial(np.split, indices_or_sections=self.num_microbatches)
+        for number, (part, targets, own) in enumerate(
+            zip(self._parts(drawn.sequences), cut(drawn.targets), cut(labels), strict=True)
         ):
             inputs = None if drawn.places is None else read_features(features, drawn.places[number])
             real = np.concatenate((part.nodes >= 0, part.supers >= 0), axis=1)
-            batches.append(MicroBatch(sequences=part, real=real, labels=own, inputs=inputs))
+            batches.append(MicroBatch(targets=targets, sequences=part, real=real, labels=own, inputs=inputs))
         return batches
 
     def _sequences(self, targets: NDArray[np.int64], epoch: int, view: int) -> Sequences:

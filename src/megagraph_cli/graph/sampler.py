@@ -78,6 +78,12 @@ def sampling_arrays(graph: Graph) -> SamplingArrays:
     )
 
 
+def described(graph: Graph, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which nodes have features to be similar by: whose fourth arm is not empty."""
+    norms = graph.tables.get("feature_norm")
+    return np.zeros(nodes.shape, dtype=np.bool_) if norms is None else np.asarray(norms[nodes] > 0)
+
+
 def _read_only(array: NDArray[Any] | None, dtype: type[Any]) -> NDArray[Any]:
     # Memory-mapped arrays are read-only and numba gives read-only arrays a type of their own: with graphs in
     # memory brought to the same type, kernels compile once.

@@ -5,6 +5,7 @@ Legend: B sequences, R rows of this rank, H heads, D hidden, E head dim, M bias 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,10 @@ class LayerShape:
     attention_dropout: float
 
 
+Listener = Callable[[Tensor, Tensor, Tensor, AttentionBias, BiasWeights], None]
+"""Told what the target row attends with: (q, k, v, bias, weights), as ``Attend.target`` gets them."""
+
+
 class BiasedAttention(nn.Module):
     """Multi-head attention with W_bias (M x H) and b_bias (H) of its own; ``attend`` decides where keys live."""
 
@@ -42,6 +47,7 @@ class BiasedAttention(nn.Module):
         self.dropout = shape.attention_dropout
         self.attend = attend
         self.index = index
+        self.listener: Listener | None = None
 
     def forward(self, y_BRD: Tensor, bias: AttentionBias, token_GM: Tensor) -> Tensor:
         q, k, v = torch.split(self.qkv(y_BRD), self.qkv.in_features, dim=-1)
@@ -56,10 +62,11 @@ class BiasedAttention(nn.Module):
         weight, offset = self.qkv.weight, self.qkv.bias
         q = functional.linear(y_BRD[:, :1], weight[:d], offset[:d])
         k, v = torch.split(functional.linear(y_BRD, weight[d:], offset[d:]), d, dim=-1)
-        heads = self.attend.target(
-            self._heads(q) * self.head_dim**-0.5, self._heads(k), self._heads(v), bias, *self._learned(bias, token_GM)
-        )
-        return self._merge(heads)
+        learned, drop = self._learned(bias, token_GM)
+        q, k, v = self._heads(q) * self.head_dim**-0.5, self._heads(k), self._heads(v)
+        if self.listener is not None:
+            self.listener(q, k, v, bias, learned)
+        return self._merge(self.attend.target(q, k, v, bias, learned, drop))
 
     def _learned(self, bias: AttentionBias, token_GM: Tensor) -> tuple[BiasWeights, Drop | None]:
         weights = BiasWeights(self.bias_weight, self.bias_offset, token_GM @ self.bias_weight)

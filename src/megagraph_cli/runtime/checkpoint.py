@@ -44,6 +44,8 @@ class TrainState(BaseModel):
     stall_s: float = 0.0
     """Seconds that the epoch's steps took so far, and of these the wait for batches."""
     sampling_weights: list[float]
+    sampling_log_weights: list[float] = [0.0, 0.0, 0.0, 0.0]
+    """p of the epoch in progress, and the log w that the next update goes on from."""
     epochs: list[EpochRecord] = []
     best_epoch: int | None = None
     best_step: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -15,16 +16,22 @@ from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.batch import Drawn, MicroBatch, replica_targets
 from megagraph_cli.graph.loader import Begun, Prefetcher
 from megagraph_cli.runtime.build import StageParts
+from megagraph_cli.runtime.rewards import ArmRewards
 from megagraph_cli.runtime.tensors import to_device
 
 
 def predict(
-    parts: StageParts, targets: NDArray[np.int64], batch_size: int, *, stopped: Callable[[], bool] = lambda: False
+    parts: StageParts,
+    targets: NDArray[np.int64],
+    batch_size: int,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    rewards: ArmRewards | None = None,
 ) -> Tensor | None:
     """Class and probability of class 1 for each target: float64 [n, 2] on the CPU, the same on every rank.
 
     Views 0, 1, ... of epoch 0, as many as the workload's ``eval_views``. ``stopped`` is a vote that all ranks cast
-    together after each batch; None when it says stop.
+    together after each batch; None when it says stop. ``rewards`` listens, where given.
     """
     parts.runner.eval()
     views = parts.workload.batch.eval_views
@@ -40,8 +47,11 @@ def predict(
             _share(parts, targets[start : start + batch_size], batch_size), epoch=0, view=index % views
         )
 
-    with Prefetcher(Begun(draw, parts.builder.finish, count), count) as batches:
+    listening = nullcontext() if rewards is None else rewards.listening()
+    with listening, Prefetcher(Begun(draw, parts.builder.finish, count), count) as batches:
         for index, batch in enumerate(batches):
+            if rewards is not None:
+                rewards.expect(batch)
             probabilities = _infer(parts, batch)
             total = probabilities if index % views == 0 or total is None else total + probabilities
             if index % views == views - 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from megagraph_cli.graph.batch import Drawn, MicroBatch, epoch_order, replica_ta
 from megagraph_cli.graph.graph import Graph
 from megagraph_cli.graph.loader import Begun, Prefetcher
 from megagraph_cli.graph.prepare import open_graph
+from megagraph_cli.graph.rewards import updated
 from megagraph_cli.graph.splits import make_split
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
 from megagraph_cli.parallel.mesh import Mesh, build_mesh
@@ -41,6 +43,7 @@ from megagraph_cli.runtime.job import TrainJob
 from megagraph_cli.runtime.memory import explain_out_of_memory, out_of_memory_in
 from megagraph_cli.runtime.meters import metered
 from megagraph_cli.runtime.record import MetricsFile, RankMeter, write_run
+from megagraph_cli.runtime.rewards import ArmRewards
 from megagraph_cli.runtime.setup import Worker, run_worker
 from megagraph_cli.runtime.step import TrainStep, learning_rate
 from megagraph_cli.runtime.tensors import to_device
@@ -190,11 +193,16 @@ class Trainer:
 
     def _finish_epoch(self) -> None:
         """Evaluate, record the epoch, write a checkpoint; a stop during evaluation leaves the epoch unrecorded."""
-        found = predict(self.parts, self.split.val, self.batch_size, stopped=self._vote_to_stop)
+        rewards = self._rewards()
+        found = predict(self.parts, self.split.val, self.batch_size, stopped=self._vote_to_stop, rewards=rewards)
         if found is None:
             self.stopped = True
             return
         state = self.state
+        log_weights, weights = state.sampling_log_weights, state.sampling_weights
+        if rewards is not None:
+            means = rewards.means(self.split.val.size * self.plan.workload.batch.eval_views)
+            log_weights, weights = updated(log_weights, weights, means)
         val_score = score(found, self.graph.labels[self.split.val], self.plan.workload.dataset.metric)
         best = max((record.val_score for record in state.epochs if record.val_score is not None), default=-math.inf)
         record = EpochRecord(
@@ -216,9 +224,24 @@ class Trainer:
                 "epochs": [*state.epochs, record],
                 "best_epoch": state.epoch if improved else state.best_epoch,
                 "best_step": state.step if improved else state.best_step,
+                "sampling_weights": weights,
+                "sampling_log_weights": log_weights,
             }
         )
+        self._sample_by(weights)
         save_checkpoint(self.job.run_dir, self.state, self.step)
+
+    def _rewards(self) -> ArmRewards | None:
+        """Listens to this epoch's evaluation where sampling weights are due for an update after it."""
+        every, parts = self.train.sampling_update_epochs, self.parts
+        if not every or self.state.epoch % every:
+            return None
+        layout = parts.workload.batch.rows(parts.mesh.dims.cp)
+        return ArmRewards(parts.runner.stage, parts.mesh, parts.builder, layout, parts.device)
+
+    def _sample_by(self, weights: list[float]) -> None:
+        """Draw by the sampling weights p from now on."""
+        self.parts = replace(self.parts, builder=self.parts.builder.with_weights(weights))
 
     def _vote_to_stop(self) -> bool:
         """Rank 0 looks for the stop file; all ranks learn of it together."""
@@ -232,6 +255,8 @@ class Trainer:
             return None
         if self.state.best_step != self.state.step:
             load_tensors(checkpoint_path(self.job.run_dir, self.state.best_step), self.step, optimizer=False)
+        (best,) = (record for record in self.state.epochs if record.epoch == self.state.best_epoch)
+        self._sample_by(best.sampling_weights)
         found = predict(self.parts, self.split.test, self.batch_size, stopped=self._vote_to_stop)
         if found is None:
             self.stopped = True
@@ -245,6 +270,7 @@ class Trainer:
             self.state = load_state(folders[-1], self.state.workload_digest)
             load_tensors(folders[-1], self.step, optimizer=True)
             set_optimizer_step(self.step, self.state.step)
+            self._sample_by(self.state.sampling_weights)
         if self.metrics is not None:
             self.metrics.cut_back(self.state.step)
 

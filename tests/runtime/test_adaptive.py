@@ -1,0 +1,81 @@
+"""Sampling weights that follow the rewards: the same under every plan, kept in checkpoints, told in run.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from megagraph_cli.artifacts.plan import Plan
+from megagraph_cli.artifacts.run import Run
+from megagraph_cli.runtime.checkpoint import whole_checkpoints
+from tests.ranks import run_ranks
+from tests.runtime.small import make_plan, make_trainer, one_rank, small_graph, small_workload
+
+EVERY, EPOCHS, STEPS_PER_EPOCH = 2, 4, 5
+STOP = 2 * STEPS_PER_EPOCH + 1
+"""One step after the first update."""
+# float64 rounding of 1e-16 grows over 20 steps of lr 0.01; the parity suite allows plans the same.
+TOLERANCE = 1e-10
+
+pytestmark = pytest.mark.ranks
+
+
+def plans() -> dict[str, Plan]:
+    workload = small_workload(small_graph(), train={"sampling_update_epochs": EVERY})
+    return {
+        "one": make_plan(workload),
+        "pp": make_plan(workload, pp=2, layers=(1, 2), num_microbatches=3, schedule="1f1b"),
+        "dp": make_plan(workload, dp=2, num_microbatches=3),
+        "cp": make_plan(workload, cp=2),
+    }
+
+
+def train(rank: int, tasks: list[tuple[Path, str, int | None]]) -> None:
+    """(run directory, plan, steps in all) one after another; a directory with a checkpoint is resumed."""
+    graph = small_graph()
+    for run_dir, plan, max_steps in tasks:
+        trainer = make_trainer(rank, run_dir, plans()[plan], graph, max_steps=max_steps)
+        dist.barrier()
+        trainer.resume()
+        trainer.run()
+
+
+def weights_of(run_dir: Path) -> list[list[float]]:
+    return [epoch.sampling_weights for epoch in Run.load(run_dir / "run.json").epochs]
+
+
+def losses_of(run_dir: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_plan_and_a_resumed_run_come_to_the_same_weights(tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    with one_rank():
+        train(0, [(whole, "one", None), (stopped, "one", STOP)])
+    expected = weights_of(whole)
+    assert len(expected) == EPOCHS
+    assert expected[:EVERY] == [[0.25] * 4] * EVERY
+    assert expected[EVERY] == expected[EVERY + 1] != expected[0]
+    (*_, last) = whole_checkpoints(stopped)
+    kept = json.loads((last / "state.json").read_text(encoding="utf-8"))
+    assert kept["sampling_weights"] == expected[EVERY]
+    shutil.copytree(stopped, tmp_path / "resumed")
+    tasks = [(tmp_path / plan, plan, None) for plan in ("pp", "dp", "cp")]
+    run_ranks(2, train, [*tasks, (tmp_path / "resumed", "pp", None)])
+    for name in ("pp", "dp", "cp", "resumed"):
+        assert weights_of(tmp_path / name) == expected, name
+        got, reference = losses_of(tmp_path / name), losses_of(whole)
+        assert len(got) == EPOCHS * STEPS_PER_EPOCH
+        assert all(abs(mine / its - 1) <= TOLERANCE for mine, its in zip(got, reference, strict=True)), name
+        assert Run.load(tmp_path / name / "run.json").test_score == Run.load(whole / "run.json").test_score
+
+
+def test_fixed_weights_stay(tmp_path: Path) -> None:
+    graph = small_graph()
+    with one_rank():
+        make_trainer(0, tmp_path, make_plan(small_workload(graph)), graph).run()
+    assert weights_of(tmp_path) == [[0.25] * 4] * EPOCHS
