@@ -25,8 +25,9 @@ demo: setup
 	cd demo && $(MGRAPH) search --gpus 2
 	cd demo && $(MGRAPH) train
 
+# Two test processes, a file in one of them: files share what is slow to set up.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What all tests share: the folder of real data, when there is one."""
+"""What all tests share: the folder of real data, when there is one, and settings that must stand before any import."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread for torch in each test process, and one place for compiled kernels, whoever compiles them first.
+
+    Test processes run beside each other, and several threads in each of several processes make all of them slower.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if config.cache is not None:
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,32 @@ def test_a_reader_that_is_gone_changes_nothing(name: str, stream: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "stream"), [("print_line", "stdout"), ("print_error", "stderr")])
-def test_a_stream_that_was_never_open_changes_nothing(name: str, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_was_never_open_changes_nothing(
+    name: str, stream: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, stream, None)
     getattr(console, name)("line")
+    assert capfd.readouterr() == ("", "")
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full, which stands in for a full disk")
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--help"], 1, "standard output cannot be written"),
+        (["search", "--help"], 1, "standard output cannot be written"),
+        (["--version"], 1, "standard output cannot be written"),
+        (["nonsense", "--json"], 2, "no such command"),
+    ],
+)
+def test_a_full_disk_is_one_sentence(arguments: list[str], code: int, said: str) -> None:
+    command = [sys.executable, "-m", "megagraph_cli.cli", *arguments]
+    with FULL.open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        silent = subprocess.run(command, stdout=full, stderr=full, timeout=60, check=False)
+    assert (done.returncode, silent.returncode) == (code, code)
+    assert done.stderr.startswith(f"mgraph: {said}")
+    assert done.stderr.count("\n") == 1

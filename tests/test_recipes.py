@@ -79,6 +79,17 @@ def test_a_users_graph_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch
     assert recipes.resolve(None, "cora", ["dataset.name=x.npz"]).dataset.name == str(tmp_path.resolve() / "x.npz")
 
 
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [("odd\udcff.npz", r"odd\\udcff\.npz' is not UTF-8"), ("x" * 300 + ".pt", "too long"), ("/x" * 2500, "too long")],
+)
+def test_a_name_that_no_artifact_or_file_system_can_hold_is_itself_blamed(name: str, named: str) -> None:
+    with pytest.raises(MgraphError, match=named) as caught:
+        recipes.resolve(name, None, [])
+    assert caught.value.exit_code == EXIT_USAGE
+    assert "default.toml" not in caught.value.message
+
+
 def test_a_users_recipe_may_leave_keys_out(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[dataset]\nname = "cora"\n[model]\nnum_layers = 3\n', encoding="utf-8")

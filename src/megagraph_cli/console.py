@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from megagraph_cli.errors import EXIT_UNEXPECTED, MgraphError
+
 
 class Bar(Protocol):
     """A running bar: ``at(done, what)`` moves it, ``total`` may become known on the way."""
@@ -89,24 +91,34 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 
 def print_line(text: str) -> None:
-    """One line on stdout."""
-    _print(sys.stdout, text)
+    """One line on stdout. Raises MgraphError (exit 1) where stdout cannot be written."""
+    _write(sys.stdout, text + "\n")
 
 
 def print_error(text: str) -> None:
     """One sentence on stderr."""
-    _print(sys.stderr, f"mgraph: {text}")
+    _write(sys.stderr, f"mgraph: {text}\n")
 
 
-def _print(stream: TextIO | None, text: str) -> None:
-    """One line on ``stream``; a reader that is gone (``| head``) or a stream closed from the start changes nothing."""
+def flush_stdout() -> None:
+    """Write what stdout still holds. Raises MgraphError (exit 1) where it cannot be written."""
+    _write(sys.stdout, "")
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """Text on ``stream``; a reader that is gone (``| head``) or a stream closed from the start changes nothing."""
     if stream is None:
         return
     try:
-        stream.write(text + "\n")
+        stream.write(text)
         stream.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # The interpreter flushes once more at its end: what is left goes nowhere.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+        if stream is sys.stderr or isinstance(error, BrokenPipeError):
+            return  # nobody is there to be told
+        raise MgraphError(
+            f"standard output cannot be written ({error.strerror}); make room, or send it elsewhere", EXIT_UNEXPECTED
+        ) from error

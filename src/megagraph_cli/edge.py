@@ -7,12 +7,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
 import typer
 
-from megagraph_cli.console import print_error, print_json
+from megagraph_cli.console import flush_stdout, print_error, print_json
 from megagraph_cli.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNEXPECTED, EXIT_USAGE, MgraphError
 
 
@@ -26,7 +27,9 @@ def _guarded(app: typer.Typer, arguments: list[str], *, as_json: bool, debug: bo
     if not debug:  # one sentence on stderr, not a library's remarks
         warnings.simplefilter("ignore")
     try:
-        return _run(app, arguments)
+        code = _run(app, arguments)
+        flush_stdout()
+        return code
     except MgraphError as error:
         failure = error
     except (KeyboardInterrupt, typer.Abort):
@@ -39,7 +42,9 @@ def _guarded(app: typer.Typer, arguments: list[str], *, as_json: bool, debug: bo
         traceback.print_exception(failure)
     print_error(failure.message)
     if as_json:
-        print_json({"error": {"code": failure.exit_code, "message": failure.message, **failure.details}})
+        # Where stdout cannot be written, stderr has the sentence and the exit code stays the failure's own.
+        with suppress(MgraphError):
+            print_json({"error": {"code": failure.exit_code, "message": failure.message, **failure.details}})
     return failure.exit_code
 
 
@@ -65,6 +70,10 @@ def _as_failure(error: Exception) -> MgraphError:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "mgraph"
         return MgraphError(f"{said[:1].lower()}{said[1:]}; see {command} --help", EXIT_USAGE)
+    try:
+        flush_stdout()  # what typer could not print there is still held
+    except MgraphError as unwritable:
+        return unwritable
     said = " ".join(str(error).split()) or "no message"
     return MgraphError(
         f"unexpected {type(error).__name__}: {said}; run it again with --debug to see the traceback", EXIT_UNEXPECTED

@@ -16,6 +16,8 @@ from megagraph_cli.artifacts.workload import Recipe, Workload
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 
 DEFAULT = "default"
+_LONGEST, _LONGEST_PART = 4000, 255
+"""Characters of a path and bytes of one of its parts; a little below what Linux and macOS take."""
 Overrides = Mapping[str, Any]
 """``section.key`` -> value."""
 
@@ -45,7 +47,7 @@ def resolve(dataset: str | None, recipe: str | None, sets: Sequence[str]) -> Rec
     tables = _read(path)
     _refuse_odd_tables(tables, path)
     if dataset is not None:
-        tables.setdefault("dataset", {})["name"] = dataset
+        tables.setdefault("dataset", {})["name"] = _sayable(dataset)
     overrides = parse_sets(sets)
     for key, value in overrides.items():
         section, name = key.split(".")
@@ -60,9 +62,28 @@ def _names_dataset(sets: Sequence[str]) -> bool:
 
 
 def absolute_dataset(name: str) -> str:
-    """A dataset name as it is; the path of a user's own graph made absolute, so that later commands find it."""
+    """A dataset name as it is; the path of a user's own graph made absolute, so that later commands find it.
+
+    Raises MgraphError (exit 2) where that path is no UTF-8 or longer than paths can be.
+    """
     is_path = not name.startswith("synthetic:") and (name.endswith((".npz", ".pt")) or os.sep in name)
-    return str(Path(name).expanduser().resolve()) if is_path else name
+    return _sayable(str(Path(_sayable(name)).expanduser().resolve())) if is_path else name
+
+
+def _sayable(name: str) -> str:
+    """``name``, where it is UTF-8, as the artifacts that hold it are, and no longer than a path can be (exit 2)."""
+    if len(name) > _LONGEST or max(map(_part_bytes, Path(name).parts), default=0) > _LONGEST_PART:
+        raise MgraphError(f"dataset {name[:40]!r}... is too long for a name or a path; check it")
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        shown = name.encode("utf-8", "backslashreplace").decode("utf-8")
+        raise MgraphError(f"dataset '{shown}' is not UTF-8, as artifacts must be; rename the file or folder") from error
+    return name
+
+
+def _part_bytes(part: str) -> int:
+    return len(part.encode("utf-8", "surrogatepass"))
 
 
 def parse_sets(sets: Sequence[str], flag: str = "--set") -> dict[str, Any]:
