@@ -196,7 +196,7 @@ class Oracle:
             batches["layer"] = 0.0
         batch = max(batches["layer"], batches.get("last_layer", 0.0)) + batches.get("input", 0.0)
         batch += batches.get("head", 0.0)
-        boundary = count * b * r * self.d * 4 * ((not first) + (not last))
+        boundary = b * r * self.d * 4 * (min(count, held + 1) * (not first) + min(count, 2) * (not last))
         fixed = 4 * weights + math.ceil(count * batch) + boundary
         peaks = []
         for quantity in ("forward_transient_bytes", "backward_transient_bytes"):

@@ -28,10 +28,36 @@ def test_weights_gradients_and_moments_are_exact(predictor: Predictor) -> None:
         assert (terms["parameters"], terms["gradients"], terms["optimizer"]) == (size, size, 2 * size)
 
 
-def test_boundary_buffers_are_k_each_way(predictor: Predictor) -> None:
+def test_one_receive_of_each_direction_is_posted_ahead(predictor: Predictor) -> None:
+    """Down: the x of those in flight (2 and 1 on later stages) and the next; up: the one at work and the next."""
     forecast = predictor.forecast(Setting(ParallelDims(3, 1, 1), 8, "1f1b"), (4, 4, 4))
-    one = 8 * (256 // 8) * 17 * 32 * 4
-    assert [stage.memory_bytes["boundary"] for stage in forecast.stages] == [one, 2 * one, one]
+    x_bytes = (256 // 8) * 17 * 32 * 4
+    assert [stage.memory_bytes["boundary"] for stage in forecast.stages] == [
+        2 * x_bytes,
+        (3 + 2) * x_bytes,
+        2 * x_bytes,
+    ]
+
+
+def test_a_table_has_no_gradient_of_its_size_and_sends_its_touched_rows() -> None:
+    profile = planted.profile()
+    cost_model = fit(profile)
+    work = planted.workload(12, 256)
+    assert work.graph is not None
+    tables = [
+        Predictor(
+            cost_model,
+            work.model_copy(update={"graph": work.graph.model_copy(update={"nodes": nodes}), "model": model}),
+        )
+        for model in [work.model.model_copy(update={"embedding": "both"})]
+        for nodes in (10**6, 10**7)
+    ]
+    setting = Setting(ParallelDims(1, 2, 1), 1, "gpipe")
+    small, large = (predictor.forecast(setting, (12,)) for predictor in tables)
+    for term, times in (("parameters", 1), ("gradients", 0), ("optimizer", 2)):
+        more = large.stages[0].memory_bytes[term] - small.stages[0].memory_bytes[term]
+        assert more == times * 9 * 10**6 * 32 * 4, term
+    assert large.step_s == small.step_s
 
 
 def test_1f1b_holds_fewer_micro_batches_on_late_stages(predictor: Predictor) -> None:

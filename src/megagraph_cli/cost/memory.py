@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.cost.terms import Array, Size, evaluate, part_regressors
+from megagraph_cli.layout.schedules import receive_buffers
 
 Bytes = dict[str, int]
 OPTIMIZER_MOMENTS = 2
@@ -18,12 +19,15 @@ OPTIMIZER_MOMENTS = 2
 class RoleMemory:
     """Bytes of a stage, each an array over numbers of layers.
 
-    ``standing`` by term: alive all through a step; ``each`` by term: for each of the K micro-batches; ``saved``: for
-    every micro-batch in flight; ``forward`` and ``backward``: while one goes through; ``optimizer``: while it steps.
+    ``standing`` by term: alive all through a step; ``batch``: for each of the K micro-batches; ``received`` and
+    ``returned``: one x from the stage before and one gradient of x from the stage after; ``saved``: for every
+    micro-batch in flight; ``forward`` and ``backward``: while one goes through; ``optimizer``: while it steps.
     """
 
     standing: Mapping[str, Array]
-    each: Mapping[str, Array]
+    batch: Array
+    received: Array
+    returned: Array
     saved: Array
     forward: Array
     backward: Array
@@ -31,7 +35,7 @@ class RoleMemory:
 
     def peak(self, num_microbatches: int, in_flight: int) -> NDArray[np.int64]:
         """Largest phase, whole bytes, every term rounded up."""
-        always = sum(_whole(value) for value in self._always(num_microbatches).values())
+        always = sum(_whole(value) for value in self._always(num_microbatches, in_flight).values())
         passing = _whole(in_flight * self.saved) + _whole(np.maximum(self.forward, self.backward))
         return np.asarray(always + np.maximum(passing, _whole(self.optimizer)), dtype=np.int64)
 
@@ -41,7 +45,7 @@ class RoleMemory:
         Phases: the last micro-batch in flight goes forward, the first comes back, the optimizer steps. Gradients are
         summed in place, so their reduction is never the largest.
         """
-        always = self._always(num_microbatches)
+        always = self._always(num_microbatches, in_flight)
         waiting = {"activations": in_flight * self.saved}
         phases = [
             always | waiting | {"working": self.forward},
@@ -51,8 +55,11 @@ class RoleMemory:
         whole = [{name: int(_whole(value).reshape(-1)[0]) for name, value in terms.items()} for terms in phases]
         return max(whole, key=lambda terms: sum(terms.values()))
 
-    def _always(self, num_microbatches: int) -> dict[str, Array]:
-        return {**self.standing, **{name: num_microbatches * value for name, value in self.each.items()}}
+    def _always(self, num_microbatches: int, in_flight: int) -> dict[str, Array]:
+        boundary = receive_buffers(in_flight, num_microbatches) * self.received
+        # A returned gradient is used up by the backward that it is for.
+        boundary = boundary + receive_buffers(1, num_microbatches) * self.returned
+        return {**self.standing, "batch": num_microbatches * self.batch, "boundary": boundary}
 
 
 def _whole(value: Array) -> NDArray[np.int64]:
@@ -65,13 +72,16 @@ def stage_bytes(
     *,
     parts: Sequence[str],
     parameters: Array,
-    boundary: int,
+    table: int,
+    received: int,
+    returned: int,
     remedy: str,
 ) -> RoleMemory:
     """Bytes of a stage that runs ``parts`` in this order; ``size.layers`` and ``parameters`` are arrays.
 
-    ``boundary`` are the bytes received from both neighbours for one micro-batch: torch's PipelineStage holds a
-    buffer for each of K, whatever the schedule. Gradients live in one flat buffer for the whole run.
+    ``received`` and ``returned`` are the bytes that come from the stage before and the stage after for one
+    micro-batch. Gradients live in one flat buffer for the whole run, but for those of the ``table`` bytes of node
+    embeddings, of which only the rows that a step touches exist.
     """
     middle = np.asarray(size.layers, dtype=float)
     one = np.ones_like(middle)
@@ -91,13 +101,12 @@ def stage_bytes(
     return RoleMemory(
         standing={
             "parameters": parameters,
-            "gradients": parameters,
+            "gradients": parameters - table,
             "optimizer": OPTIMIZER_MOMENTS * parameters,
         },
-        each={
-            "batch": _batch_bytes({part: value("batch_bytes", part) for part in parts}),
-            "boundary": boundary * one,
-        },
+        batch=_batch_bytes({part: value("batch_bytes", part) for part in parts}) * one,
+        received=received * one,
+        returned=returned * one,
         saved=saved,
         forward=np.maximum(forward - saved, 0.0),
         backward=np.maximum(backward - saved, 0.0),

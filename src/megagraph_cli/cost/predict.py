@@ -30,6 +30,7 @@ from megagraph_cli.cost.terms import (
 )
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
 from megagraph_cli.layout.parameters import ParameterCounts
+from megagraph_cli.layout.wire import ID_BYTES
 
 SUMMARY_BYTES = 24
 """Loss, gradient norm and stop votes of a step, summed over all ranks."""
@@ -118,6 +119,13 @@ class Predictor:
         held = self._counts.of_stage(layers, first=role.first, last=role.last)
         return held * self.workload.itemsize_bytes
 
+    def _touched_bytes(self, setting: Setting) -> int:
+        """At most these bytes of a table's gradient rows, with their ids, a rank of the first stage has in a step."""
+        model = self.workload.model
+        lookups = self.size(setting).tokens * setting.num_microbatches
+        rows = min(lookups, self._counts.table // model.hidden_dim)
+        return rows * (ID_BYTES + model.hidden_dim * self.workload.itemsize_bytes)
+
     def tail_s(self, setting: Setting, role: Role, layers: Array) -> Array:
         """Seconds after the pipeline, for each number of layers."""
         parts = self.tail_parts(setting, role, layers).values()
@@ -129,11 +137,14 @@ class Predictor:
         On a CPU also those of the next batch's construction.
         """
         dims, zero = setting.dims, np.zeros(len(layers))
-        held = self.parameters_bytes(role, layers)
-        regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held))
+        sharers = dims.dp * dims.cp
+        held = self.parameters_bytes(role, layers) - self._counts.table * self.workload.itemsize_bytes * role.first
+        rows = self._touched_bytes(setting) * role.first
+        regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held + sharers * rows))
         parts = {"optimizer": zero + evaluate(self.terms, "optimizer_s", regressors, remedy=self.remedy())}
-        if dims.dp * dims.cp > 1:
-            parts["reduction"] = zero + self._all_reduce_s(held, dims.dp * dims.cp)
+        if sharers > 1:
+            # A gather of n bytes from each of g ranks moves what a sum of g n / 2 moves.
+            parts["reduction"] = zero + self._all_reduce_s(held + sharers * rows / 2, sharers)
         if dims.size > 1:
             norm = zero + self._all_reduce_s(SUMMARY_BYTES, dims.size)
             if dims.pp > 1:
@@ -172,7 +183,9 @@ class Predictor:
             self.size(setting, layers - role.last),
             parts=self.parts_of(role),
             parameters=self.parameters_bytes(role, layers),
-            boundary=boundary_bytes(self.workload, self.size(setting)) * ((not role.first) + (not role.last)),
+            table=self._counts.table * self.workload.itemsize_bytes * role.first,
+            received=boundary_bytes(self.workload, self.size(setting)) * (not role.first),
+            returned=boundary_bytes(self.workload, self.size(setting)) * (not role.last),
             remedy=self.remedy(min(setting.dims.cp, 2)),
         )
 
