@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -124,7 +125,7 @@ def _attempt(spec: Launch) -> Outcome:
             stderr=subprocess.STDOUT,
             env=_environment(spec, mark),
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=partial(_end_with_parent, os.getpid()),
         )
         watch = _Watch(spec, process, mark, signals)
         try:
@@ -253,13 +254,15 @@ def _counted_signals() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Runs in torchrun's process before it starts: the kernel ends it with mgraph, however that ends.
 
     Workers watch the launcher themselves, but only once they run; torchrun takes along those that do not yet.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before it could be watched
+            os._exit(1)
 
 
 def kill_all(process: subprocess.Popen[bytes], mark: str) -> None:

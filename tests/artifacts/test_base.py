@@ -173,3 +173,15 @@ def test_an_input_is_referred_to_by_name_and_content(tmp_path: Path) -> None:
     reference = reference_to(path)
     assert reference.name == "profile.json"
     assert reference.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_cost_model_with_an_impossible_coefficient_is_refused_and_named(value: float, tmp_path: Path) -> None:
+    model = examples.cost_model()
+    name, term = next(iter(model.terms.items()))
+    broken = model.model_copy(update={"terms": {**model.terms, name: dict.fromkeys(term, value)}})
+    path = tmp_path / "cost_model.json"
+    path.write_text(broken.model_dump_json(by_alias=True), encoding="utf-8")
+    with pytest.raises(MgraphError, match="terms") as caught:
+        type(model).load(path, force=True)
+    assert caught.value.exit_code == EXIT_USAGE

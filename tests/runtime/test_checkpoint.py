@@ -141,9 +141,10 @@ def test_a_damaged_state_names_the_checkpoint(text: str | None, tmp_path: Path) 
     folder.mkdir(parents=True)
     if text is not None:
         (folder / "state.json").write_text(text, encoding="utf-8")
-    with pytest.raises(MgraphError, match="step-000000001 is damaged") as caught:
+    with pytest.raises(MgraphError, match=r"step-000000001/state\.json is damaged .*; remove its folder") as caught:
         load_state(folder, "mine")
     assert caught.value.exit_code == EXIT_USAGE
+    assert "\n" not in caught.value.message
 
 
 class Hostile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -26,6 +26,10 @@ class QualityTable(Part):
     time: Quality
 
 
+Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Of a term: every fit is non-negative, and what is not foretells no time and no bytes."""
+
+
 class MeasuredRange(Part):
     """The most of each quantity that the profile measured; beyond it a forecast is extrapolated."""
 
@@ -44,6 +48,6 @@ class CostModel(Artifact):
     schema_version: str = Field(default=SCHEMA, alias="schema")
     workload: Workload
     machine: Machine
-    terms: dict[str, dict[str, float]]
+    terms: dict[str, dict[str, Coefficient]]
     quality: QualityTable
     measured: MeasuredRange

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from megagraph_cli.artifacts.profile import Profile
 from megagraph_cli.artifacts.workload import Recipe, Workload
 from megagraph_cli.commands.devices import Device, check_writable, choose_device, count_workers
 from megagraph_cli.commands.follow import Follower
+from megagraph_cli.commands.scratch import scratch
 from megagraph_cli.commands.workloads import Folders, prepare, require_trainable, workload_of
 from megagraph_cli.console import Bar, Screen
 from megagraph_cli.graph.graph import Graph
@@ -20,6 +19,7 @@ from megagraph_cli.launch import Launch, interrupted, launch
 from megagraph_cli.machine import threads_per_worker
 
 WORKER = "megagraph_cli.runtime.profile"
+SCRATCH = "mgraph-profile-"
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,8 @@ def run(request: ProfileRequest, out: Path, screen: Screen) -> Profile:
     graph, split = prepare(request.recipe.dataset, request.folders, screen)
     require_trainable(request.recipe, graph, split)
     workload = workload_of(request.recipe, graph, split)
-    folder = Path(tempfile.mkdtemp(prefix="mgraph-profile-"))
-    measured = _measure(request, workload, graph, device, num_workers, folder, screen)
-    # On failure the folder stays: the error names a log in it.
-    shutil.rmtree(folder)
-    return measured.save(out)
+    with scratch(SCRATCH) as folder:
+        return _measure(request, workload, graph, device, num_workers, folder, screen).save(out)
 
 
 def _measure(
@@ -85,7 +82,6 @@ def _measure(
             )
         )
     if outcome.interrupted:
-        shutil.rmtree(folder)
         raise interrupted("profile", "nothing was written; run it again")
     return Profile.load(folder / "profile.json")
 

@@ -109,6 +109,9 @@ def _check_single_pins(workload: Workload, gpus: int, pins: Pins) -> None:
             raise MgraphError(f"--{flag} {name} is unknown; give one of {', '.join(names)}")
     if pins.layers is not None:
         _check_layers(workload, gpus, pins.layers)
+        if pins.pp not in (None, len(pins.layers)):
+            said = ",".join(map(str, pins.layers))
+            raise MgraphError(f"--layers {said} is {len(pins.layers)} stages but --pp says {pins.pp}; make them agree")
 
 
 def _check_layers(workload: Workload, gpus: int, layers: tuple[int, ...]) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from megagraph_cli.artifacts.base import first_complaint
 from megagraph_cli.artifacts.run import EpochRecord
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 from megagraph_cli.runtime.build import SHARED_PARAMETERS, TABLE
@@ -129,8 +130,9 @@ def load_state(folder: Path, workload_digest: str) -> TrainState:
     try:
         state = TrainState.model_validate(json.loads((folder / "state.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, ValidationError) as error:
+        reason = first_complaint(error) if isinstance(error, ValidationError) else str(error)
         raise MgraphError(
-            f"checkpoint {folder} is damaged ({error}); remove it to resume from the one before"
+            f"checkpoint file {folder / 'state.json'} is damaged ({reason}); remove its folder to resume earlier"
         ) from error
     if state.workload_digest != workload_digest:
         raise MgraphError(
