@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -133,3 +135,32 @@ def test_uneven_stages_equal_the_whole_under_every_schedule(size: int) -> None:
             # The layout's order is what the cost model simulates: it must be what really happens.
             order = list(entry.order(stage, size, NUM_MICROBATCHES))
             assert by_rank[stage][schedule][2] == [*order[:-1], LAST, order[-1]], (schedule, stage)
+
+
+def posted(rank: int) -> list[int]:
+    """How many receives this stage has posted when each of its forwards and backwards begins, under 1F1B."""
+    log: list[Work] = []
+    counts: list[int] = []
+    module = Part(SPLITS[2][rank], 5, log)
+    with mock.patch.object(dist, "irecv", wraps=dist.irecv) as receives:
+        module.register_forward_pre_hook(lambda *_: counts.append(receives.call_count))
+        pipeline = Staged(
+            module,
+            neighbours=Neighbours(rank, 2, dist.new_group(), dist.new_group()),  # type: ignore[no-untyped-call]
+            schedule="1f1b",
+            num_microbatches=NUM_MICROBATCHES,
+            loss=loss,
+            boundary=Boundary((BATCH, ROWS, HIDDEN), torch.float64, torch.device("cpu")),
+        )
+        pipeline.step(lambda: None)
+        counts.append(receives.call_count)
+    return counts
+
+
+@pytest.mark.ranks
+def test_the_next_receive_is_posted_before_the_work_on_this_one_begins() -> None:
+    first, last = run_ranks(2, posted)
+    # The last stage: two posted when its first forward begins, and so on to all four.
+    assert last == [2, 3, 4, 4, 4]
+    # The first stage receives gradients alone: the first is awaited from the start, the next as soon as one is taken.
+    assert first == [1, 1, 2, 3, 4]
