@@ -220,7 +220,9 @@ class Oracle:
         step = makespan(forward, backward, transfer, count, schedule)
         step += max(self.tail(n, first, last, pp, dp, cp) for n, first, last in places)
         threads = self.terms["threads"]["per_worker"]
-        host = sum(self.term(f"{op}_s", call=1, targets=b * count / threads) for op in ("construct", "gather"))
+        # The ranks of a replica share its sequences out; each gathers what it embeds.
+        host = self.term("construct_s", call=1, targets=-(-b * count // (pp * cp)) / threads)
+        host += self.term("gather_s", call=1, targets=b * count / threads)
         held = [1 if pp == 1 else count if schedule == "gpipe" else min(count, pp - s) for s in range(pp)]
         peaks = [
             self.peak(b, r, cp, n, first, last, count, k, way) for (n, first, last), k in zip(places, held, strict=True)

@@ -165,12 +165,16 @@ class Predictor:
         return evaluate(self.terms, "all_reduce_s", regressors, remedy=self.remedy(2))
 
     def host_s(self, setting: Setting) -> float:
-        """Seconds in which a replica's host threads build the batch of one step."""
+        """Seconds in which a rank's host threads build the batch of one step: its share of the replica's sequences,
+        which the ranks of a replica on one host share out, and the features that it embeds."""
         targets = self.size(setting).microbatch * setting.num_microbatches
-        regressors = host_regressors(targets, max(1, round(self.terms["threads"]["per_worker"])))
-        construct = evaluate(self.terms, "construct_s", regressors, remedy=self.remedy())
-        gather = evaluate(self.terms, "gather_s", regressors, remedy=self.remedy())
-        return float(construct + gather)
+        peers = setting.dims.pp * setting.dims.cp if self.cost_model.machine.hosts == 1 else 1
+        shares = {"construct_s": -(-targets // peers), "gather_s": targets}
+        threads = max(1, round(self.terms["threads"]["per_worker"]))
+        return sum(
+            float(evaluate(self.terms, name, host_regressors(share, threads), remedy=self.remedy()))
+            for name, share in shares.items()
+        )
 
     def _floor_s(self, setting: Setting) -> float:
         """What a step cannot undercut where the host works beside the device: the construction of its batch."""
