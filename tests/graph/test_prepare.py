@@ -204,6 +204,52 @@ def test_damaged_store_is_noticed_and_rebuilt(damage: str, tmp_path: Path) -> No
     assert [item.name for item in (tmp_path / "cache").iterdir()] == [first.path.name]
 
 
+@pytest.mark.parametrize("name", ["indices.npy", "features_data.npy", "table_edge_cdf.npy", "meta.json"])
+def test_a_flipped_bit_is_noticed_and_mended(name: str, tmp_path: Path) -> None:
+    first = load_graph("demo", tmp_path, tmp_path / "cache")
+    victim = first.path / name
+    before = victim.stat()
+    content = bytearray(victim.read_bytes())
+    place = content.index(b'"digest": "') + 11 if name == "meta.json" else len(content) // 2
+    content[place] ^= 1
+    victim.write_bytes(content)
+    os.utime(victim, ns=(before.st_atime_ns, before.st_mtime_ns))  # as it would look after a copy that keeps times
+    steps: list[str] = []
+    again = load_graph("demo", tmp_path, tmp_path / "cache", progress=steps.append)
+    assert any("generating" in step for step in steps)
+    assert again.digest == first.digest
+    assert victim.read_bytes() != bytes(content)
+
+
+def test_an_untouched_store_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_graph("demo", tmp_path, tmp_path / "cache")
+    hashed: list[Path] = []
+    monkeypatch.setattr(store, "first_damaged", lambda path, _hashes: hashed.append(path))
+    load_graph("demo", tmp_path, tmp_path / "cache")
+    assert hashed == []
+    os.utime(first.path / "indices.npy")  # touched: hashed once, then known again
+    load_graph("demo", tmp_path, tmp_path / "cache")
+    load_graph("demo", tmp_path, tmp_path / "cache")
+    assert hashed == [first.path]
+
+
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "mgraph-test", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        message = refused("synthetic:nodes=30000,edges=90000", tmp_path, folder / "cache")
+        assert "No space left" in message
+        assert "--cache" in message
+        assert load_graph("demo", tmp_path, folder / "cache").num_nodes == 4000  # what fits still works
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
 def test_tables_and_digest_are_the_same_each_time(tmp_path: Path) -> None:
     one = load_graph("demo", tmp_path, tmp_path / "a")
     two = load_graph("demo", tmp_path, tmp_path / "b")

@@ -48,7 +48,7 @@ def load_graph(
     _require_files(dataset, folder, accept_download, report)
     path = cache / _store_name(dataset, folder)
     try:
-        graph = store.open_store(path)
+        graph = store.open_store(path, check=True)
     except store.DamagedStoreError:
         with _cache_errors(cache), store.exclusive(path) as already_there:
             if not already_there:

@@ -1,6 +1,7 @@
 """The prepared graph on disk: one folder of ``.npy`` files that every process of a host maps, and ``meta.json``.
 
-``meta.json`` is written last, and the folder gets its name when it is whole; sizes are checked at every opening.
+``meta.json`` is written last, and the folder gets its name when it is whole. Sizes are checked at every opening, and
+the content against its hashes where a file was touched since it was last known to be right (seal.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.graph import DenseFeatures, Graph, Masks, SparseFeatures
+from megagraph_cli.graph.seal import array_hash, first_damaged, is_sealed, seal
 
 STORE_VERSION = 2
 META = "meta.json"
@@ -59,7 +61,7 @@ class Writer:
         """
         shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
         dtype = blocks[0].dtype
-        digest = hashlib.sha256(f"{name} {dtype.str} {shape}".encode())
+        digest = array_hash(name, dtype.str, shape)
         path = self.folder / f"{name}.npy"
         with path.open("wb") as file:
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
@@ -73,8 +75,7 @@ class Writer:
 
     def digest(self) -> str:
         """sha256 over the content of all arrays so far but the sampler's tables, by name."""
-        lines = [f"{name} {value}" for name, value in sorted(self._hashes.items()) if not name.startswith(TABLE_PREFIX)]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return _digest_of(self._hashes)
 
     def finish(self, facts: Facts) -> None:
         """Writes ``meta.json``: from now on the folder is a store."""
@@ -82,6 +83,7 @@ class Writer:
             "version": STORE_VERSION,
             "digest": self.digest(),
             "files": self._sizes,
+            "hashes": self._hashes,
             "name": facts.name,
             "licence": facts.licence,
             "source": facts.source,
@@ -89,10 +91,26 @@ class Writer:
             "num_columns": facts.num_columns,
             "counts": facts.counts,
         }
+        meta["sha256"] = _meta_hash(meta)
         with (self.folder / META).open("w", encoding="utf-8") as file:
             json.dump(meta, file, sort_keys=True, indent=1)
             file.flush()
             os.fsync(file.fileno())
+        seal(self.folder, _sealed_files(meta))
+
+
+def _digest_of(hashes: dict[str, str]) -> str:
+    lines = [f"{name} {value}" for name, value in sorted(hashes.items()) if not name.startswith(TABLE_PREFIX)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _meta_hash(meta: dict[str, Any]) -> str:
+    rest = {key: value for key, value in meta.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _sealed_files(meta: dict[str, Any]) -> dict[str, int]:
+    return {**meta["files"], META: 0}
 
 
 def _pieces(block: NDArray[Any]) -> Sequence[bytes | memoryview]:
@@ -100,9 +118,14 @@ def _pieces(block: NDArray[Any]) -> Sequence[bytes | memoryview]:
     return [flat[at : at + _BLOCK_BYTES].data for at in range(0, flat.size, _BLOCK_BYTES)]
 
 
-def open_store(path: Path) -> Graph:
-    """Maps the store in ``path``. Raises DamagedStoreError where it is missing, incomplete or of another version."""
+def open_store(path: Path, *, check: bool = False) -> Graph:
+    """Maps the store in ``path``; ``check`` compares its content with its hashes where files were touched.
+
+    Raises DamagedStoreError where it is missing, incomplete, of another version, or found to be damaged.
+    """
     meta = _read_meta(path)
+    if check:
+        _check_content(path, meta)
     arrays = {name.removesuffix(".npy"): _map(path / name) for name in meta["files"]}
     try:
         return _assemble(path, meta, arrays)
@@ -126,6 +149,23 @@ def _read_meta(path: Path) -> dict[str, Any]:
         if found_bytes != size_bytes:
             raise DamagedStoreError(f"{path / name} has {found_bytes} bytes instead of {size_bytes}")
     return meta
+
+
+def _check_content(path: Path, meta: dict[str, Any]) -> None:
+    files = _sealed_files(meta)
+    if is_sealed(path, files):
+        return
+    try:
+        hashes: dict[str, str] = meta["hashes"]
+        damaged = first_damaged(path, hashes)
+        agrees = meta["sha256"] == _meta_hash(meta)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise DamagedStoreError(f"{path} cannot be checked ({error})") from error
+    if damaged is not None:
+        raise DamagedStoreError(f"{path / damaged}.npy does not have the content that was written")
+    if not agrees:
+        raise DamagedStoreError(f"{path / META} is not what was written")
+    seal(path, files)
 
 
 def _map(path: Path) -> NDArray[Any]:
@@ -188,7 +228,7 @@ def exclusive(path: Path) -> Iterator[bool]:
     with _locked(_lock_path(path), wait=True):
         _sweep(path)
         try:
-            open_store(path)
+            open_store(path, check=True)
         except DamagedStoreError:
             yield False
         else:
