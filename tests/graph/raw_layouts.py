@@ -171,6 +171,21 @@ def write_ogb(folder: Path, name: str, data: Sample) -> None:
         write_csv_gz(folder / f"{file}.csv.gz", table)
 
 
+def write_ogb_binary(folder: Path, name: str, data: Sample) -> None:
+    write_ogb(folder, name, data)
+    for table in (folder / "raw").iterdir():
+        table.unlink()
+    np.savez(
+        folder / "raw" / "data.npz",
+        edge_index=np.stack([data.tails, data.heads]),
+        num_nodes_list=np.array([NUM_NODES]),
+        num_edges_list=np.array([data.tails.size]),
+        node_feat=data.x,
+        edge_reltype=np.zeros((data.tails.size, 1)),
+    )
+    np.savez(folder / "raw" / "node-label.npz", node_label=data.y[:, None].astype(np.float32))
+
+
 WRITERS: dict[str, Callable[[Path, str, Sample], None]] = {
     "citeseer": write_planetoid,
     "cora": write_planetoid,

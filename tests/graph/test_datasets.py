@@ -6,7 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from raw_layouts import NUM_CLASSES, NUM_NODES, WRITERS, reference, sample
+from raw_layouts import (
+    NUM_CLASSES,
+    NUM_NODES,
+    WRITERS,
+    reference,
+    sample,
+    write_ogb,
+    write_ogb_binary,
+    write_own,
+)
 from scipy import sparse
 
 from megagraph_cli.commands.data import describe
@@ -165,3 +174,37 @@ def test_demo_rewards_attending_to_neighbours(tmp_path: Path) -> None:
     assert 0.3 < alone < 0.6
     # Standard error of a difference on 800 targets is at most 0.025: six of them.
     assert together > alone + 0.15
+
+
+def test_products_is_one_store_whatever_its_layout(tmp_path: Path) -> None:
+    data = sample(density=0.6)
+    write_ogb(tmp_path / "csv" / "products", "products", data)
+    write_ogb_binary(tmp_path / "binary" / "products", "products", data)
+    masks = {}
+    for part, ids in (("train", data.train), ("val", data.val), ("test", data.test)):
+        masks[f"{part}_mask"] = np.isin(np.arange(NUM_NODES), ids)
+    own = write_own(tmp_path / "own.npz", data, **masks)
+    graphs = [
+        load_graph("products", tmp_path / "csv", tmp_path / "cache-csv"),
+        load_graph("products", tmp_path / "binary", tmp_path / "cache-binary"),
+        load_graph(str(own), tmp_path, tmp_path / "cache-own"),
+    ]
+    assert len({graph.digest for graph in graphs}) == 1
+    assert {graph.source for graph in graphs[:2]} == {datasets.REGISTRY["products"].source}
+    # Both layouts at once: the tables that OGB publishes are taken.
+    write_ogb(tmp_path / "binary" / "products", "products", sample(seed=1))
+    assert load_graph("products", tmp_path / "binary", tmp_path / "cache-binary").digest != graphs[0].digest
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.6, 0.97])
+def test_each_truncated_binary_file_is_named(keep: float, tmp_path: Path) -> None:
+    folder = tmp_path / "products"
+    write_ogb_binary(folder, "products", sample())
+    for path in sorted((folder / "raw").iterdir()):
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(keep * len(whole))])
+        with pytest.raises(MgraphError, match=path.name) as caught:
+            load_graph("products", tmp_path, tmp_path / "cache")
+        assert caught.value.exit_code == EXIT_USAGE
+        path.write_bytes(whole)
+    assert load_graph("products", tmp_path, tmp_path / "cache").num_nodes == NUM_NODES

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph import synthetic
+from megagraph_cli.graph.progress import Report
 from megagraph_cli.graph.readers import npz, ogb, planetoid, pyg, saint
 from megagraph_cli.graph.readers.download import Remote
 from megagraph_cli.graph.readers.raw import RawGraph
@@ -20,17 +21,28 @@ from megagraph_cli.graph.readers.raw import RawGraph
 
 @dataclass(frozen=True)
 class Dataset:
-    """How one graph is read: ``files`` relative to its folder, ``read`` given that folder, ``remotes`` where missing
-    files can be had. A generated graph has no files."""
+    """How one graph is read: ``files`` relative to its folder, ``read`` given that folder and whom to report to,
+    ``remotes`` where missing files can be had. A generated graph has no files. ``otherwise`` is the same graph in
+    another layout, taken where its files are there and these are not."""
 
     name: str
     files: tuple[str, ...]
-    read: Callable[[Path], RawGraph]
+    read: Callable[[Path, Report], RawGraph]
     licence: str
     source: str
     remotes: tuple[Remote, ...] = ()
     revision: int = 1
     """To be raised when the same files come to mean another graph, so that older stores are not taken for it."""
+    otherwise: Dataset | None = None
+
+    def lies_in(self, folder: Path) -> bool:
+        """Whether all of its files are there."""
+        return all((folder / file).is_file() for file in self.files)
+
+
+def _silently(read: Callable[[Path], RawGraph]) -> Callable[[Path, Report], RawGraph]:
+    """A reader that has nothing to report on the way."""
+    return lambda folder, _report: read(folder)
 
 
 REGISTRY: dict[str, Dataset] = {}
@@ -54,10 +66,15 @@ def resolve(name: str, root: Path) -> tuple[Dataset, Path]:
     """
     if name.startswith(synthetic.PREFIX):
         spec = synthetic.parse_spec(name)
-        generated = Dataset(spec.name, (), lambda _folder: synthetic.generate(spec), _GENERATED, "mgraph synthetic")
+        generated = Dataset(
+            spec.name, (), lambda _folder, _report: synthetic.generate(spec), _GENERATED, "mgraph synthetic"
+        )
         return generated, root
     if name in REGISTRY:
-        return REGISTRY[name], root / name
+        dataset, folder = REGISTRY[name], root / name
+        other = dataset.otherwise
+        taken = other if other is not None and other.lies_in(folder) and not dataset.lies_in(folder) else dataset
+        return taken, folder
     path = Path(name).expanduser()
     if path.suffix in USER_READERS:
         return _user_file(name, path)
@@ -77,9 +94,9 @@ def _user_file(name: str, path: Path) -> tuple[Dataset, Path]:
     resolved = path.resolve()
     read = USER_READERS[path.suffix]
     licence = "not stated: the user's own file"
-    return Dataset(name, (resolved.name,), lambda folder: read(folder / resolved.name), licence, str(resolved)), (
-        resolved.parent
-    )
+    return Dataset(
+        name, (resolved.name,), lambda folder, _report: read(folder / resolved.name), licence, str(resolved)
+    ), (resolved.parent)
 
 
 def _register_planetoid(name: str) -> None:
@@ -89,7 +106,7 @@ def _register_planetoid(name: str) -> None:
         Dataset(
             name,
             files,
-            lambda folder: planetoid.read_planetoid(folder / "raw", name),
+            lambda folder, _report: planetoid.read_planetoid(folder / "raw", name),
             "MIT (kimiyoung/planetoid); the original collections state none",
             "https://github.com/kimiyoung/planetoid",
             tuple(Remote(f"{base}/{Path(file).name}", (("", file),)) for file in files),
@@ -103,7 +120,7 @@ def _register_amazon(name: str) -> None:
         Dataset(
             name,
             (file,),
-            lambda folder: npz.read_npz(folder / file),
+            lambda folder, _report: npz.read_npz(folder / file),
             "MIT (shchur/gnn-benchmark)",
             "https://github.com/shchur/gnn-benchmark",
             (Remote(f"https://github.com/shchur/gnn-benchmark/raw/master/data/npz/{Path(file).name}", (("", file),)),),
@@ -114,19 +131,21 @@ def _register_amazon(name: str) -> None:
 def _register_ogb(name: str, split: str, licence: str) -> None:
     files = ogb.files(split)
     members = tuple((f"{name}/{file}", file) for file in files)
+    source = f"https://ogb.stanford.edu/docs/nodeprop/#ogbn-{name}"
     register(
         Dataset(
             name,
             files,
             partial(ogb.read_ogb, split=split),
             licence,
-            f"https://ogb.stanford.edu/docs/nodeprop/#ogbn-{name}",
+            source,
             (Remote(f"http://snap.stanford.edu/ogb/data/nodeproppred/{name}.zip", members),),
+            otherwise=Dataset(name, ogb.binary_files(split), partial(ogb.read_binary, split=split), licence, source),
         )
     )
 
 
-register(Dataset("demo", (), lambda _folder: synthetic.generate_demo(), _GENERATED, "mgraph demo"))
+register(Dataset("demo", (), lambda _folder, _report: synthetic.generate_demo(), _GENERATED, "mgraph demo"))
 for _name in ("citeseer", "cora", "pubmed"):
     _register_planetoid(_name)
 for _name in ("computers", "photo"):
@@ -135,7 +154,7 @@ register(
     Dataset(
         "reddit",
         saint.REDDIT_FILES,
-        saint.read_reddit,
+        _silently(saint.read_reddit),
         "not stated (GraphSAGE, Hamilton et al. 2017)",
         "http://snap.stanford.edu/graphsage/",
         (
@@ -150,7 +169,7 @@ register(
     Dataset(
         "reddit2",
         saint.SAINT_FILES,
-        saint.read_saint,
+        _silently(saint.read_saint),
         "not stated (GraphSAINT, Zeng et al. 2020)",
         "https://github.com/GraphSAINT/GraphSAINT",
         tuple(

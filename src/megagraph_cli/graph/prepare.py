@@ -106,8 +106,8 @@ def _prepare(dataset: Dataset, folder: Path, aside: Path, report: Callable[[str]
     from megagraph_cli.graph.tables import build_tables
 
     report(f"{dataset.name}: reading {folder if dataset.files else 'nothing, generating'}")
-    raw = dataset.read(folder)
-    writer = store.Writer(aside)
+    raw = dataset.read(folder, lambda said: report(f"{dataset.name}: {said}"))
+    writer = store.Writer(aside, report)
     facts = _write_content(raw, dataset, writer, report)
     writer.finish(facts)
     del raw

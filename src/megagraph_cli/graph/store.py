@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.graph import DenseFeatures, Graph, Masks, SparseFeatures
+from megagraph_cli.graph.progress import Pace, Report
 from megagraph_cli.graph.seal import array_hash, first_damaged, is_sealed, seal
 
 STORE_VERSION = 2
@@ -49,8 +50,9 @@ class Facts:
 class Writer:
     """Writes arrays into a folder, keeping each file's size and the hash of its content."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, report: Report = lambda _said: None) -> None:
         self.folder = folder
+        self._report = report
         self._sizes: dict[str, int] = {}
         self._hashes: dict[str, str] = {}
 
@@ -66,10 +68,12 @@ class Writer:
         with path.open("wb") as file:
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
+            pace = Pace(self._report, f"writing {path.name}", sum(block.nbytes for block in blocks), "B")
             for block in blocks:
                 for piece in _pieces(block):
                     file.write(piece)
                     digest.update(piece)
+                    pace.at(file.tell())
         self._sizes[path.name] = path.stat().st_size
         self._hashes[name] = digest.hexdigest()
 
