@@ -65,7 +65,7 @@ def register(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         datasets.REGISTRY["computers"],
         name="toy",
         files=("raw/a.npz", "raw/b.npz"),
-        read=lambda folder: read(folder / "raw/a.npz"),
+        read=lambda folder, _report: read(folder / "raw/a.npz"),
         remotes=(Remote(url, members),),
     )
     monkeypatch.setitem(datasets.REGISTRY, "toy", toy)
