@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megagraph_cli.model.attention import MASKED, BiasWeights, Block, Drop, block_of, keep_mask, target_block_of
+from megagraph_cli.model.attention import MASKED, BiasWeights, Block, Drop, block_of, target_block_of
 from megagraph_cli.model.bias import AttentionBias, TokenRows
+from megagraph_cli.model.drop import keep_mask
 
 
 class DenseAttend:
@@ -43,8 +44,15 @@ class DenseAttend:
         logits = logits.masked_fill(block.padded_keys[None, :, None, :], MASKED)
         probabilities = torch.softmax(logits, dim=-1)
         if block.drop is not None:
-            probabilities = probabilities * keep_mask(probabilities, block.drop)
+            probabilities = probabilities * _keep(probabilities, block)
         return probabilities @ v
+
+
+def _keep(probabilities: Tensor, block: Block) -> Tensor:
+    assert block.drop is not None
+    heads, batch, rows, columns = probabilities.shape
+    shape = (heads, batch, rows, columns)
+    return keep_mask(block.drop, shape, first_row=block.first_row, first_column=block.first_column, like=probabilities)
 
 
 def _dense_token_bias(block: Block, token_GH: Tensor, shape: torch.Size) -> Tensor:

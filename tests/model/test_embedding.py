@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy import sparse
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from megagraph_cli.layout.rows import RowLayout
+from megagraph_cli.model.drop import Drop
 from megagraph_cli.model.embedding import Embedding, NodeInput
 from tests.model.small import make_inputs
 
@@ -28,7 +28,6 @@ def embedding(**changes: Any) -> Embedding:
         "num_features": FEATURES,
         "table_rows": 0,
         "num_global": TOKENS,
-        "input_dropout": 0.0,
     }
     made = Embedding(**(sizes | changes)).to(torch.float64)
     generator = torch.Generator().manual_seed(1)
@@ -129,11 +128,9 @@ def test_a_model_without_global_tokens_has_no_such_parameter() -> None:
     assert layer(nodes).shape == (3, 7, HIDDEN)
 
 
-def test_input_dropout_drops_in_training_alone() -> None:
-    layer, nodes = embedding(input_dropout=0.5), inputs()
-    plain = layer.eval()(nodes)
-    torch.manual_seed(3)
-    dropped = layer.train()(nodes)
-    torch.manual_seed(3)
-    assert torch.equal(dropped, functional.dropout(plain, 0.5))
-    assert torch.equal(plain, embedding()(nodes))
+def test_input_dropout_drops_elements_of_rows() -> None:
+    layer, nodes = embedding(), inputs()
+    plain, dropped = layer(nodes), layer(nodes, Drop(0.5, 3))
+    kept = dropped != 0
+    assert torch.equal(dropped[kept], 2 * plain[kept])
+    assert not bool(kept.all())

@@ -20,22 +20,28 @@ SPLITS = {1: [(5,)], 2: [(2, 3), (4, 1)], 3: [(1, 3, 1), (2, 1, 2)], 4: [(1, 1, 
 
 @dataclass(frozen=True)
 class Case:
-    """A plan to run in one number type; ``broken`` names a fault put in on purpose, ``embedding`` the input."""
+    """A plan to run in one number type; ``broken`` names a fault put in on purpose, ``embedding`` the input.
+
+    ``dropout`` is the rate in input, residuals and attention alike.
+    """
 
     order: Order
     dtype: str
     broken: str | None = None
     embedding: Literal["auto", "table", "both"] = "auto"
+    dropout: float = 0.0
 
     def __str__(self) -> str:
         order = self.order
         split = "-".join(map(str, order.layers_per_stage))
         plain = f"{order.dims} layers={split} K={order.num_microbatches} {order.schedule}"
-        return f"{plain} recompute={order.recompute} {order.context} {self.dtype}"
+        return f"{plain} recompute={order.recompute} {order.context} {self.dtype} dropout={self.dropout}"
 
 
-def recipe(dataset: str, dtype: str, embedding: Literal["auto", "table", "both"] = "auto") -> Recipe:
-    """Dropout 0, lr 0.01, no warm-up, one global token and bias weights of size 1: a wrong bias cannot hide."""
+def recipe(
+    dataset: str, dtype: str, embedding: Literal["auto", "table", "both"] = "auto", dropout: float = 0.0
+) -> Recipe:
+    """lr 0.01, no warm-up, one global token and bias weights of size 1: a wrong bias cannot hide."""
     return Recipe(
         dataset=DatasetSection(name=dataset, split="random:0.6,0.2,0.2"),
         model=ModelSection(
@@ -43,9 +49,9 @@ def recipe(dataset: str, dtype: str, embedding: Literal["auto", "table", "both"]
             num_heads=2,
             hidden_dim=8,
             ffn_dim=12,
-            dropout=0.0,
-            attention_dropout=0.0,
-            input_dropout=0.0,
+            dropout=dropout,
+            attention_dropout=dropout,
+            input_dropout=dropout,
             bias_powers=4,
             bias_init_std=1.0,
             embedding=embedding,

@@ -11,7 +11,7 @@ import pytest
 from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.layout.dims import AXES, ParallelDims
 from megagraph_cli.runtime.build import TABLE, Order
-from tests.parity.cases import Case, orders, table_orders
+from tests.parity.cases import SPLITS, Case, orders, table_orders
 from tests.parity.runner import Outcome, run_cases
 from tests.ranks import run_ranks
 
@@ -119,6 +119,20 @@ def test_every_plan_trains_the_same_table(size: int, graph_path: Path, dataset: 
     outcomes = run(size, graph_path, dataset, cases)
     assert float(np.abs(table_reference.gradients[TABLE]).max()) > 0
     found = [line for case, got in zip(cases, outcomes, strict=True) for line in complaints(case, got, table_reference)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_dropout_does_not_depend_on_the_plan(size: int, graph_path: Path, dataset: str) -> None:
+    """Dropout 0.3 in input, residuals and attention: the same masks under every plan."""
+    dims = {2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)], 3: [(3, 1, 1), (1, 1, 3)]}[size]
+    cases = [
+        Case(Order(ParallelDims(*each), AXES, SPLITS[each[0]][0], 3, "gpipe"), "float64", dropout=0.3) for each in dims
+    ]
+    one = Case(Order(ParallelDims(1, 1, 1), AXES, (5,), 1, "gpipe"), "float64", dropout=0.3)
+    (expected,) = run(1, graph_path, dataset, [one])
+    outcomes = run(size, graph_path, dataset, cases)
+    found = [line for case, got in zip(cases, outcomes, strict=True) for line in complaints(case, got, expected)]
     assert not found, "\n".join(found)
 
 

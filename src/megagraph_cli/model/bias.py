@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from megagraph_cli.layout.rows import RowLayout
+from megagraph_cli.model.drop import Drop, place_key
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,11 @@ class TokenRows:
 class AttentionBias:
     """What attention needs of one micro-batch on one rank, built once per micro-batch and stage.
 
-    ``features`` [P, M, B, R, R]: channels of this rank's rows against the columns of each owner;
+    ``features`` [P, M, B, R, R]: channels of this rank's rows against the columns of each owner, in memory side by
+    side for each pair;
     ``padded_keys`` bool [P, B, R]: columns that nobody may attend to; ``tokens`` the global tokens' places in each
-    owner's block; ``cp_rank`` the block that is this rank's own; ``drop_seed`` the key of this micro-batch's
-    dropout masks.
+    owner's block; ``cp_rank`` the block that is this rank's own; ``drop_seed`` stands for (rng_seed, step) in the
+    keys of dropout, ``first_sequence`` is the place of the first sequence in the global batch.
     """
 
     features: Tensor
@@ -77,6 +79,14 @@ class AttentionBias:
     tokens: tuple[TokenRows, ...]
     cp_rank: int
     drop_seed: int = 0
+    first_sequence: int = 0
+
+    def drop(self, probability: float, layer: int, place: int) -> Drop | None:
+        """Dropout of one place of a layer for the rows of this rank; None where nothing is dropped."""
+        if probability == 0:
+            return None
+        first_row = self.cp_rank * self.features.shape[3]
+        return Drop(probability, place_key(self.drop_seed, layer, place), self.first_sequence, first_row)
 
 
 def build_bias(
@@ -88,22 +98,25 @@ def build_bias(
     scale: float,
     dtype: torch.dtype,
     drop_seed: int = 0,
+    first_sequence: int = 0,
 ) -> AttentionBias:
     """Channels and masks of this rank's rows; the products are over whole sequences, so no plan changes their order."""
     batch = topology.node_bits.shape[0]
-    features = topology.node_scale.new_zeros((powers, batch, layout.rows_per_rank, layout.padded_rows), dtype=dtype)
+    rows = layout.rows_per_rank
+    by_pair = topology.node_scale.new_zeros((batch, rows, layout.padded_rows, powers), dtype=dtype)
+    features = by_pair.permute(3, 0, 1, 2)
     _fill_nodes(features, topology, layout, cp_rank)
     if layout.num_super:
         _fill_supers(features, topology, layout, cp_rank)
     if scale != 1.0:
-        features *= scale
-    owned = features.view(powers, batch, layout.rows_per_rank, layout.cp, layout.rows_per_rank)
+        by_pair *= scale
     return AttentionBias(
-        features=owned.permute(3, 0, 1, 2, 4).contiguous(),
+        features=by_pair.view(batch, rows, layout.cp, rows, powers).permute(2, 4, 0, 1, 3),
         padded_keys=_padded_keys(topology.real, layout),
         tokens=tuple(TokenRows.of(layout, owner) for owner in range(layout.cp)),
         cp_rank=cp_rank,
         drop_seed=drop_seed,
+        first_sequence=first_sequence,
     )
 
 

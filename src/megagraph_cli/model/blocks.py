@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from megagraph_cli.model.attention import Attend, BiasWeights, Drop
+from megagraph_cli.model.attention import Attend, BiasWeights
 from megagraph_cli.model.bias import AttentionBias
+from megagraph_cli.model.drop import ATTENTION, RESIDUAL_1, RESIDUAL_2, Drop
+from megagraph_cli.model.dropout import drop_add
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,7 @@ class BiasedAttention(nn.Module):
 
     def _learned(self, bias: AttentionBias, token_GM: Tensor) -> tuple[BiasWeights, Drop | None]:
         weights = BiasWeights(self.bias_weight, self.bias_offset, token_GM @ self.bias_weight)
-        drop = Drop(self.dropout, bias.drop_seed + 4096 * self.index) if self.training and self.dropout else None
-        return weights, drop
+        return weights, bias.drop(self.dropout, self.index, ATTENTION) if self.training else None
 
     def _heads(self, x_BRD: Tensor) -> Tensor:
         batch, rows, _ = x_BRD.shape
@@ -95,17 +96,19 @@ class Layer(nn.Module):
         self.dropout = shape.dropout
 
     def forward(self, x_BRD: Tensor, bias: AttentionBias, token_GM: Tensor) -> Tensor:
-        x_BRD = x_BRD + self._drop(self.attention(self.norm1(x_BRD), bias, token_GM))
-        return x_BRD + self._drop(self._feed_forward(x_BRD))
+        x_BRD = self._add(x_BRD, self.attention(self.norm1(x_BRD), bias, token_GM), bias, RESIDUAL_1)
+        return self._add(x_BRD, self._feed_forward(x_BRD), bias, RESIDUAL_2)
 
     def target(self, x_BRD: Tensor, bias: AttentionBias, token_GM: Tensor) -> Tensor:
         """[B, R, D] -> [B, 1, D]: the first row of this rank."""
-        row = x_BRD[:, :1] + self._drop(self.attention.target(self.norm1(x_BRD), bias, token_GM))
-        return row + self._drop(self._feed_forward(row))
+        row = self._add(x_BRD[:, :1], self.attention.target(self.norm1(x_BRD), bias, token_GM), bias, RESIDUAL_1)
+        return self._add(row, self._feed_forward(row), bias, RESIDUAL_2)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(functional.gelu(self.up(self.norm2(x))))
         return out
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return functional.dropout(x, self.dropout, self.training)
+    def _add(self, x: Tensor, branch: Tensor, bias: AttentionBias, place: int) -> Tensor:
+        """x + dropout(branch)."""
+        drop = bias.drop(self.dropout, self.attention.index, place) if self.training else None
+        return drop_add(branch, x, drop)

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from megagraph_cli.model.drop import Drop
+from megagraph_cli.model.dropout import drop_add
+
 
 @dataclass(frozen=True)
 class NodeInput:
@@ -33,24 +36,21 @@ class NodeInput:
 class Embedding(nn.Module):
     """NodeInput -> x [B, R, D]; parameters F D + D (features), U D (table), G D (tokens)."""
 
-    def __init__(
-        self, *, hidden_dim: int, num_features: int, table_rows: int, num_global: int, input_dropout: float
-    ) -> None:
+    def __init__(self, *, hidden_dim: int, num_features: int, table_rows: int, num_global: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_features, hidden_dim)) if num_features else None
         self.bias = nn.Parameter(torch.empty(hidden_dim)) if num_features else None
         self.table = nn.Parameter(torch.empty(table_rows, hidden_dim)) if table_rows else None
         self.tokens = nn.Parameter(torch.empty(num_global, hidden_dim)) if num_global else None
         self.hidden_dim = hidden_dim
-        self.input_dropout = input_dropout
 
-    def forward(self, nodes: NodeInput) -> Tensor:
+    def forward(self, nodes: NodeInput, drop: Drop | None = None) -> Tensor:
         parts = [self._rows(nodes)]
         if self.tokens is not None:
             parts.append(self.tokens)
         parts.append(parts[0].new_zeros((1, self.hidden_dim)))
         x_BRD = functional.embedding(nodes.place, torch.cat(parts))
-        return functional.dropout(x_BRD, self.input_dropout, self.training)
+        return drop_add(x_BRD, None, drop)
 
     def _rows(self, nodes: NodeInput) -> Tensor:
         """Embeddings [n, D] of the distinct rows: each is computed once, however many sequences it is in."""

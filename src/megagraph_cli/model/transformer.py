@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from megagraph_cli.model.attention import Attend
 from megagraph_cli.model.bias import AttentionBias
 from megagraph_cli.model.blocks import Layer, LayerShape
+from megagraph_cli.model.drop import INPUT
 from megagraph_cli.model.embedding import Embedding, NodeInput
 from megagraph_cli.model.head import Head
 
@@ -62,7 +63,6 @@ class Stage(nn.Module):
             num_features=shape.num_features,
             table_rows=shape.table_rows,
             num_global=shape.num_global,
-            input_dropout=shape.input_dropout,
         )
 
     def forward(self, inputs: Tensor | NodeInput, bias: AttentionBias) -> Tensor:
@@ -71,7 +71,7 @@ class Stage(nn.Module):
         With context parallelism only rank 0 of an axis owns row 0; on the others the last stage's result means
         nothing and must get no gradient.
         """
-        x = self._embed(inputs)
+        x = self._embed(inputs, bias)
         for name, layer in self.layers.items():
             assert isinstance(layer, Layer)
             final = int(name) == self.shape.num_layers - 1
@@ -86,9 +86,10 @@ class Stage(nn.Module):
         out: Tensor = checkpoint(layer, x, bias, self.token_bias, use_reentrant=False)
         return out
 
-    def _embed(self, inputs: Tensor | NodeInput) -> Tensor:
+    def _embed(self, inputs: Tensor | NodeInput, bias: AttentionBias) -> Tensor:
         if isinstance(inputs, Tensor):
             return inputs
         assert self.embedding is not None, "only the first stage reads node inputs"
-        x: Tensor = self.embedding(inputs)
+        drop = bias.drop(self.shape.input_dropout, -1, INPUT) if self.training else None
+        x: Tensor = self.embedding(inputs, drop)
         return x

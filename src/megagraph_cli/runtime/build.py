@@ -175,10 +175,6 @@ class StageRunner(nn.Module):
         number = int(index)
         batch = self.inbox[number]
         model = self._workload.model
-        seed = 0
-        if self.training and max(model.dropout, model.attention_dropout, model.input_dropout) > 0:
-            seed = self._drop_seed(number)
-            torch.manual_seed(seed)
         bias = build_bias(
             batch.topology,
             self._layout,
@@ -186,7 +182,8 @@ class StageRunner(nn.Module):
             powers=model.bias_powers,
             scale=model.bias_scale,
             dtype=parameter_dtype(self._workload),
-            drop_seed=seed,
+            drop_seed=self._drop_seed(),
+            first_sequence=(self._mesh.place.dp * len(self.inbox) + number) * batch.labels.shape[0],
         )
         with self.autocast(batch.labels.device):
             out: Tensor = self.stage(x if batch.nodes is None else batch.nodes, bias)
@@ -208,10 +205,10 @@ class StageRunner(nn.Module):
         self.loss_sum = loss.detach() if self.loss_sum is None else self.loss_sum + loss.detach()
         return loss
 
-    def _drop_seed(self, number: int) -> int:
-        place = self._mesh.place
-        key = f"{self._workload.train.rng_seed}/{self.step}/{number}/{place.pp}/{place.dp}/{place.cp}"
-        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
+    def _drop_seed(self) -> int:
+        """What stands for (rng_seed, step) in the keys of dropout: the same on every rank of every plan."""
+        key = f"{self._workload.train.rng_seed}/{self.step}"
+        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)

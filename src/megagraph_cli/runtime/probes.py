@@ -16,6 +16,7 @@ from megagraph_cli.artifacts.profile import Recompute
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.graph.graph import Graph
 from megagraph_cli.layout.dims import AXES, ParallelDims, Place
+from megagraph_cli.model.drop import Drop
 from megagraph_cli.model.head import Head
 from megagraph_cli.model.transformer import Stage
 from megagraph_cli.parallel.mesh import Mesh
@@ -147,7 +148,8 @@ class Probe:
         """The input layer alone, or the head and its loss."""
         if self.kind == "input":
             assert stage.embedding is not None
-            out: Tensor = stage.embedding(self.parts.runner.inbox[0].nodes)
+            rate = self.context.workload.model.input_dropout
+            out: Tensor = stage.embedding(self.parts.runner.inbox[0].nodes, Drop(rate, 0) if rate else None)
             return out
         assert stage.head is not None
         return self.parts.runner.loss(wide(stage.head(self.inputs)), index)
