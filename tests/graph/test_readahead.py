@@ -1,0 +1,77 @@
+"""Feature rows that the disk still has are asked for; those in memory are left alone."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from megagraph_cli.graph.graph import DenseFeatures, SparseFeatures
+from megagraph_cli.graph.readahead import read_ahead
+
+PATIENCE_S = 20.0
+ROWS, COLUMNS = 4096, 1024  # a page a row
+HEAD = 256  # pages that come along with the file's header
+
+
+def in_memory(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each page of a mapped array is in memory."""
+    start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    length = array.ctypes.data + array.nbytes - start
+    pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), pages) == 0
+    return np.frombuffer(pages, dtype=np.uint8) & 1 > 0
+
+
+def mapped_cold(path: Path, array: NDArray[Any]) -> NDArray[Any]:
+    """The array mapped from a file of which nothing is in memory; skips where the system keeps it there."""
+    if not hasattr(os, "posix_fadvise") or not hasattr(mmap, "MADV_WILLNEED"):
+        pytest.skip("the system takes no advice on files")
+    np.save(path, array)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    found: NDArray[Any] = np.load(path, mmap_mode="r").view(np.ndarray)
+    if in_memory(found)[HEAD:].any():
+        pytest.skip("the file system keeps what it is told to drop")
+    return found
+
+
+def wait_until(done: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline, "the pages did not come"
+        time.sleep(0.01)
+
+
+def test_the_rows_of_all_micro_batches_are_on_their_way_and_others_are_not(tmp_path: Path) -> None:
+    x = mapped_cold(tmp_path / "x.npy", np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS))
+    rows = [np.array([500, 501, 502, 2000]), np.array([501, 600, 4000])]
+    # 500 to 502 lie near each other: four requests.
+    assert read_ahead(DenseFeatures(x), rows) == 4
+    wanted = np.unique(np.concatenate(rows))
+    wait_until(lambda: in_memory(x)[wanted].all() and in_memory(x)[wanted + 1].all())
+    assert in_memory(x)[HEAD:].sum() < 100
+    assert read_ahead(DenseFeatures(x), rows) == 0  # they are there by now
+
+
+def test_sparse_rows_are_asked_for_in_both_arrays(tmp_path: Path) -> None:
+    indptr = np.arange(0, ROWS * COLUMNS + 1, COLUMNS)
+    indices = mapped_cold(tmp_path / "indices.npy", np.zeros(ROWS * COLUMNS, dtype=np.int32))
+    data = mapped_cold(tmp_path / "data.npy", np.ones(ROWS * COLUMNS, dtype=np.float32))
+    assert read_ahead(SparseFeatures(indptr, indices, data, COLUMNS), [np.array([900, 3000])]) == 4
+    wait_until(lambda: in_memory(indices)[[900, 3000]].all() and in_memory(data)[[900, 3000]].all())
+
+
+def test_what_is_in_no_file_is_left_alone() -> None:
+    x = np.zeros((4, 3), dtype=np.float32)
+    assert read_ahead(DenseFeatures(x), [np.array([0, 1])]) == 0
+    assert read_ahead(None, [np.array([0, 1])]) == 0
+    assert read_ahead(DenseFeatures(x), [np.array([], dtype=np.int64)]) == 0
