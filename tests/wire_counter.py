@@ -13,19 +13,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from megagraph_cli.parallel.collectives import GATHER
 from megagraph_cli.parallel.mesh import Mesh
 
 Counts = dict[str, Fraction]
 SHARE: dict[str, Callable[[int, int], Fraction]] = {
     "all_reduce": lambda size, group: Fraction(2 * (group - 1) * size, group),
     "all_gather": lambda size, group: Fraction((group - 1) * size),
-    "all_gather_single": lambda size, group: Fraction((group - 1) * size),
+    GATHER: lambda size, group: Fraction((group - 1) * size),
     "all_to_all_single": lambda size, group: Fraction((group - 1) * size, group),
     "broadcast": lambda size, group: Fraction((group - 1) * size, group),
     "isend": lambda size, group: Fraction(size),  # noqa: ARG005
 }
 """One rank's share of what its group moves, from the bytes of its own tensor and the size of the group."""
-OWN = {"all_gather": 1, "all_gather_single": 1, "all_to_all_single": 1}
+OWN = {"all_gather": 1, GATHER: 1, "all_to_all_single": 1}
 """Place of the argument that holds this rank's own tensor, where it is not the first."""
 
 
@@ -37,7 +38,7 @@ def purpose(mesh: Mesh, name: str, group: Any, tensor: Tensor) -> str:
     if group is mesh.pp or group is mesh.pp_up:
         return "boundary" if name == "isend" else "gradients"
     assert group is mesh.loss
-    return "table" if name == "all_gather_single" or tensor.dtype == torch.int64 else "gradients"
+    return "table" if name == GATHER or tensor.dtype == torch.int64 else "gradients"
 
 
 @contextmanager

@@ -16,16 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megagraph_cli.parallel.collectives import all_gather
 from megagraph_cli.parallel.context import Ring, RingCall, merge
-
-# torch 2.13 renamed it; the old name still works there but warns.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def gather_blocks(ring: Ring, own: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield (owner, its block), own block first, while the blocks of the others are on their way."""
     blocks = own.new_empty((ring.size * own.shape[0], *own.shape[1:]))
-    work = _all_gather(blocks, own, group=ring.group, async_op=True)
+    work = all_gather(blocks, own, ring.group, async_op=True)
     yield ring.rank, own
     assert work is not None
     work.wait()

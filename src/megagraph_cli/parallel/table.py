@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megagraph_cli.parallel.collectives import all_gather
 from megagraph_cli.parallel.mesh import Mesh
 
 
@@ -111,7 +112,7 @@ class TableGradient:
 
     def _gather(self, own: Tensor) -> Tensor:
         everyones = own.new_empty((self._sharers * own.shape[0], *own.shape[1:]))
-        dist.all_gather_single(everyones, own, group=self._mesh.loss)
+        all_gather(everyones, own, self._mesh.loss)
         return everyones
 
     def forget(self) -> None:
