@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from megagraph_cli.graph import loader
-from megagraph_cli.graph.loader import Prefetcher
+from megagraph_cli.graph.loader import Begun, Prefetcher
 
 PATIENCE_S = 20.0
 SETTLE_S = 0.2
@@ -119,3 +119,13 @@ def test_waiting_for_a_batch_counts_as_stall(monkeypatch: pytest.MonkeyPatch) ->
     with Prefetcher(build, 1) as batches:
         assert list(batches) == [0]
     assert batches.stall_s == 3.0
+
+
+def test_each_batch_but_the_first_is_ended_after_the_next_was_begun() -> None:
+    events: list[str] = []
+    build = Begun(
+        lambda index: events.append(f"begin {index}") or index, lambda begun: events.append(f"end {begun}"), 4
+    )
+    for index in range(4):
+        build(index)
+    assert events == ["begin 0", "end 0", "begin 1", "begin 2", "end 1", "begin 3", "end 2", "end 3"]

@@ -107,6 +107,10 @@ class BatchBuilder:
         first, second, third, fourth = weights
         return replace(self, spec=replace(self.spec, weights=(first, second, third, fourth)))
 
+    def warm_up(self) -> None:
+        """Load the compiled kernels, or compile them, before a step would wait for that."""
+        self._build(np.full(1, -1, dtype=np.int64), 0, 0)
+
     def build(self, targets: NDArray[np.int64], *, epoch: int, view: int) -> list[MicroBatch]:
         """Micro-batches of ``targets`` int64 [K T] (-1 = padded target)."""
         return self.finish(self.draw(targets, epoch=epoch, view=view))

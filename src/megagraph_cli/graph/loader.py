@@ -73,9 +73,10 @@ class Prefetcher(Generic[Batch]):
 
 
 class Begun(Generic[Start, Batch]):
-    """``end(begin(index))`` for index 0, 1, ... in order, the next one begun before each is ended.
+    """``end(begin(index))`` for index 0, 1, ... in order, the next one begun before each but the first is ended.
 
-    What ``begin`` asks of the disk is then under way while the batch before is put together.
+    What ``begin`` asks of the disk is then under way while the batch before is put together. The first is not kept
+    waiting: nothing computes yet.
     """
 
     def __init__(self, begin: Callable[[int], Start], end: Callable[[Start], Batch], count: int) -> None:
@@ -85,6 +86,6 @@ class Begun(Generic[Start, Batch]):
     def __call__(self, index: int) -> Batch:
         if not self._ahead:
             self._ahead.append(self._begin(index))
-        if index + 1 < self._count:
+        if 0 < index < self._count - 1:
             self._ahead.append(self._begin(index + 1))
         return self._end(self._ahead.popleft())

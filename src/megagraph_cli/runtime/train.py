@@ -298,6 +298,7 @@ def make_trainer(worker: Worker, job: TrainJob, plan: Plan) -> Trainer:
         threads=job.threads,
         microbatch_size=microbatch_targets(workload.batch.batch_size, dims.dp, plan.num_microbatches),
     )
+    parts.builder.warm_up()
     return Trainer(job, plan, graph, parts, worker.rank)
 
 
