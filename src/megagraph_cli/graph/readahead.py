@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from megagraph_cli.graph.graph import DenseFeatures, SparseFeatures
 
 _SAMPLE = 64
-"""Pages looked at to learn whether a batch's rows are in memory already, as they are once an epoch went by."""
+"""Rows looked at to learn whether a batch's rows are in memory already, as they are once an epoch went by."""
 _NEAR_PAGES = 8
 """Wanted pages no further apart are asked for together: a longer read costs less than another."""
 
@@ -30,32 +30,44 @@ def read_ahead(features: DenseFeatures | SparseFeatures | None, rows: Sequence[N
     Does nothing where the arrays are not mapped from files, where their pages are in memory, or on systems that
     offer no such request.
     """
-    if features is None or not rows:
-        return 0
-    wanted = np.unique(np.concatenate(rows)) if len(rows) > 1 else rows[0]
-    if isinstance(features, DenseFeatures):
-        size = features.x.strides[0]
-        return _request(features.x, wanted * size, (wanted + 1) * size)
-    starts, stops = features.indptr[wanted], features.indptr[wanted + 1]
-    return sum(
-        _request(array, starts * array.itemsize, stops * array.itemsize) for array in (features.indices, features.data)
-    )
-
-
-def _request(array: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> int:
-    """Ask for the bytes [start, stop) of an array, both ascending."""
     system = _system()
-    if system is None or not _is_mapped(array) or not starts.size:
+    if features is None or not rows or system is None:
         return 0
-    page = mmap.PAGESIZE
-    address = array.ctypes.data
-    first, last = (address + starts) // page, (address + np.maximum(stops, starts + 1) - 1) // page
-    if _all_in_memory(system, first, page):
+    needed = np.concatenate(rows)
+    sample = needed[:: max(1, -(-needed.size // _SAMPLE))]
+    if _all_in_memory(system, _pages(features, sample)):
         return 0
+    return sum(_request(system, first, last) for first, last in _pages(features, np.unique(needed)))
+
+
+Pages = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""First and last page of some pieces of memory."""
+
+
+def _pages(features: DenseFeatures | SparseFeatures, rows: NDArray[np.int64]) -> list[Pages]:
+    """The pages of some rows, for each mapped array that holds a part of them."""
+    arrays: tuple[NDArray[Any], ...]
+    if isinstance(features, DenseFeatures):
+        arrays = (features.x,)
+        starts, stops = rows, rows + 1
+    else:
+        arrays = (features.indices, features.data)
+        starts, stops = features.indptr[rows], features.indptr[rows + 1]
+    return [_pages_of(array, starts, stops) for array in arrays if _is_mapped(array)]
+
+
+def _pages_of(array: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Pages:
+    address, step = array.ctypes.data, array.strides[0]
+    last_bytes = np.maximum(stops * step, starts * step + 1) - 1
+    return (address + starts * step) // mmap.PAGESIZE, (address + last_bytes) // mmap.PAGESIZE
+
+
+def _request(system: Any, first: NDArray[np.int64], last: NDArray[np.int64]) -> int:
+    """Ask for pieces of memory, ascending, those that lie near each other together; the number of requests."""
     cuts = np.flatnonzero(first[1:] - last[:-1] > _NEAR_PAGES) + 1
-    begins = first[np.concatenate(([0], cuts))]
-    ends = last[np.concatenate((cuts - 1, [first.size - 1]))] + 1
-    for begin, end in zip((begins * page).tolist(), (ends * page).tolist(), strict=True):
+    begins = first[np.concatenate(([0], cuts))] * mmap.PAGESIZE
+    ends = (last[np.concatenate((cuts - 1, [first.size - 1]))] + 1) * mmap.PAGESIZE
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         system.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_WILLNEED)
     return int(begins.size)
 
@@ -68,13 +80,14 @@ def _is_mapped(array: NDArray[Any]) -> bool:
     return isinstance(base, mmap.mmap)
 
 
-def _all_in_memory(system: Any, pages: NDArray[np.int64], page: int) -> bool:
-    """Whether a sample of the pages is in memory, as far as this system can tell."""
+def _all_in_memory(system: Any, pieces: list[Pages]) -> bool:
+    """Whether the first page of every piece is in memory, as far as this system can tell."""
     found = ctypes.c_ubyte()
-    for number in pages[:: -(-pages.size // _SAMPLE)].tolist():
-        failed = system.mincore(ctypes.c_void_p(number * page), ctypes.c_size_t(page), ctypes.byref(found))
-        if not failed and not found.value & 1:
-            return False
+    for first, _ in pieces:
+        for number in first.tolist():
+            place = ctypes.c_void_p(number * mmap.PAGESIZE)
+            if not system.mincore(place, ctypes.c_size_t(mmap.PAGESIZE), ctypes.byref(found)) and not found.value & 1:
+                return False
     return True
 
 
