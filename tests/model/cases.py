@@ -78,4 +78,5 @@ def bias_of(case: Case, layout: RowLayout, cp_rank: int) -> AttentionBias:
         padded_keys=padded.view(batch, layout.cp, layout.rows_per_rank).transpose(0, 1).contiguous(),
         tokens=tuple(TokenRows.of(layout, owner) for owner in range(layout.cp)),
         cp_rank=cp_rank,
+        empty=frozenset(owner for owner in range(layout.cp) if layout.rows_of(owner).start >= layout.sequence_rows),
     )

@@ -12,7 +12,7 @@ from megagraph_cli.model.drop import keep_mask
 
 
 class DenseAttend:
-    """Plain softmax(q k^T + bias) v by autograd."""
+    """Plain softmax(q k^T / sqrt(E) + bias) v by autograd."""
 
     def __call__(
         self,
@@ -38,7 +38,7 @@ class DenseAttend:
 
     @staticmethod
     def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block, weights: BiasWeights) -> Tensor:
-        logits = q @ k.transpose(-1, -2)
+        logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         logits = logits + torch.einsum("mbrc,mh->hbrc", block.features, weights.channel)
         logits = logits + weights.offset.view(-1, 1, 1, 1) + _dense_token_bias(block, weights.token, logits.shape)
         logits = logits.masked_fill(block.padded_keys[None, :, None, :], MASKED)

@@ -59,13 +59,13 @@ def spelled_out(layer: Layer, x: Tensor, bias: AttentionBias, token_GM: Tensor) 
     channels = bias.features[0] + token_bias(token_GM).unsqueeze(1)
     parts = []
     for head in range(heads):
-        columns = slice(head * d // heads, (head + 1) * d // heads)
+        columns = slice(head, None, heads)
         logits = q[..., columns] @ k[..., columns].transpose(-1, -2) / math.sqrt(d / heads)
         logits = logits + torch.einsum("mbrc,m->brc", channels, attention.bias_weight[:, head])
         logits = logits + attention.bias_offset[head]
         logits = logits.masked_fill(bias.padded_keys[0].unsqueeze(1), -torch.inf)
         parts.append(torch.softmax(logits, -1) @ v[..., columns])
-    x = x + torch.cat(parts, -1) @ attention.out.weight.T + attention.out.bias
+    x = x + torch.stack(parts, -1).flatten(-2) @ attention.out.weight.T + attention.out.bias
     hidden = norm(x, layer.norm2.weight, layer.norm2.bias) @ layer.up.weight.T + layer.up.bias
     hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
     return x + hidden @ layer.down.weight.T + layer.down.bias

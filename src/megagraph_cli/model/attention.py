@@ -60,7 +60,7 @@ class Attend(Protocol):
         weights: BiasWeights,
         drop: Drop | None,
     ) -> Tensor:
-        """Outputs [H, B, R, E] for the queries of this rank; q is already divided by sqrt(E)."""
+        """Outputs [H, B, R, E] for the queries of this rank: softmax(q k^T / sqrt(E) + bias) v."""
         ...
 
     def target(

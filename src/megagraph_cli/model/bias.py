@@ -71,7 +71,8 @@ class AttentionBias:
     side for each pair;
     ``padded_keys`` bool [P, B, R]: columns that nobody may attend to; ``tokens`` the global tokens' places in each
     owner's block; ``cp_rank`` the block that is this rank's own; ``drop_seed`` stands for (rng_seed, step) in the
-    keys of dropout, ``first_sequence`` is the place of the first sequence in the global batch.
+    keys of dropout, ``first_sequence`` is the place of the first sequence in the global batch;
+    ``empty`` are the owners of padding alone.
     """
 
     features: Tensor
@@ -80,6 +81,7 @@ class AttentionBias:
     cp_rank: int
     drop_seed: int = 0
     first_sequence: int = 0
+    empty: frozenset[int] = frozenset()
 
     def drop(self, probability: float, layer: int, place: int) -> Drop | None:
         """Dropout of one place of a layer for the rows of this rank; None where nothing is dropped."""
@@ -117,6 +119,7 @@ def build_bias(
         cp_rank=cp_rank,
         drop_seed=drop_seed,
         first_sequence=first_sequence,
+        empty=frozenset(owner for owner in range(layout.cp) if layout.rows_of(owner).start >= layout.sequence_rows),
     )
 
 

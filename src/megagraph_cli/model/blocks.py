@@ -31,11 +31,14 @@ class LayerShape:
 
 
 Listener = Callable[[Tensor, Tensor, Tensor, AttentionBias, BiasWeights], None]
-"""Told what the target row attends with: (q, k, v, bias, weights), as ``Attend.target`` gets them."""
+"""Told what the target row attends with: (q / sqrt(E), k, v, bias, weights), as ``Attend.target`` gets them else."""
 
 
 class BiasedAttention(nn.Module):
-    """Multi-head attention with W_bias (M x H) and b_bias (H) of its own; ``attend`` decides where keys live."""
+    """Multi-head attention with W_bias (M x H) and b_bias (H) of its own; ``attend`` decides where keys live.
+
+    A projection's D channels are [E, H], heads innermost: the compiled kernel reads them where they lie.
+    """
 
     def __init__(self, shape: LayerShape, attend: Attend, index: int) -> None:
         super().__init__()
@@ -53,9 +56,7 @@ class BiasedAttention(nn.Module):
 
     def forward(self, y_BRD: Tensor, bias: AttentionBias, token_GM: Tensor) -> Tensor:
         q, k, v = torch.split(self.qkv(y_BRD), self.qkv.in_features, dim=-1)
-        heads = self.attend(
-            self._heads(q) * self.head_dim**-0.5, self._heads(k), self._heads(v), bias, *self._learned(bias, token_GM)
-        )
+        heads = self.attend(self._heads(q), self._heads(k), self._heads(v), bias, *self._learned(bias, token_GM))
         return self._merge(heads)
 
     def target(self, y_BRD: Tensor, bias: AttentionBias, token_GM: Tensor) -> Tensor:
@@ -65,9 +66,9 @@ class BiasedAttention(nn.Module):
         q = functional.linear(y_BRD[:, :1], weight[:d], offset[:d])
         k, v = torch.split(functional.linear(y_BRD, weight[d:], offset[d:]), d, dim=-1)
         learned, drop = self._learned(bias, token_GM)
-        q, k, v = self._heads(q) * self.head_dim**-0.5, self._heads(k), self._heads(v)
+        q, k, v = self._heads(q), self._heads(k), self._heads(v)
         if self.listener is not None:
-            self.listener(q, k, v, bias, learned)
+            self.listener(q * self.head_dim**-0.5, k, v, bias, learned)
         return self._merge(self.attend.target(q, k, v, bias, learned, drop))
 
     def _learned(self, bias: AttentionBias, token_GM: Tensor) -> tuple[BiasWeights, Drop | None]:
@@ -76,10 +77,10 @@ class BiasedAttention(nn.Module):
 
     def _heads(self, x_BRD: Tensor) -> Tensor:
         batch, rows, _ = x_BRD.shape
-        return x_BRD.reshape(batch, rows, self.num_heads, self.head_dim).permute(2, 0, 1, 3).contiguous()
+        return x_BRD.view(batch, rows, self.head_dim, self.num_heads).permute(3, 0, 1, 2)
 
     def _merge(self, heads_HBRE: Tensor) -> Tensor:
-        merged: Tensor = self.out(heads_HBRE.permute(1, 2, 0, 3).flatten(2))
+        merged: Tensor = self.out(heads_HBRE.permute(1, 2, 3, 0).flatten(2))
         return merged
 
 

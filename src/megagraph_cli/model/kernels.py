@@ -20,7 +20,7 @@ from numba import njit
 
 from megagraph_cli.model import simd, tiles
 
-VERSION = 2
+VERSION = 5
 COLUMNS = 32
 """Columns of a tile: sheets of k, v, grad_k and grad_v with E = 8 are 32 KiB in float32."""
 MASKED = -1e30
@@ -134,12 +134,11 @@ def _token_columns(index, count, start, n, f):
 
 @njit(nogil=True)
 def _scores(zero, f, b, g, r, here, n, token_columns, line, sheet, tile):
-    """Scores of one row against one tile in base 2; the row's q times log2(e) is left in ``line``."""
+    """Scores of one row against one tile in base 2; the row's q times log2(e) / sqrt(E) is left in ``line``."""
     vec = simd.size(zero)
     lane = g * vec
-    tiles.scale_line(
-        zero, f.q + b * f.q_b + r * f.q_r + lane, f.q_e, simd.spread(zero, tiles.LOG2E), line, vec, f.head_dim
-    )
+    factor = simd.spread(zero, tiles.LOG2E * f.head_dim**-0.5)
+    tiles.scale_line(zero, f.q + b * f.q_b + r * f.q_r + lane, f.q_e, factor, line, vec, f.head_dim)
     features = f.features + b * f.features_b + r * f.features_r
     tiles.set_bias(zero, features, f.features_c, here, n, f.channel + lane * f.channels, f.channels, tile)
     tiles.add_products(zero, line, sheet, n, f.head_dim, tile)
@@ -262,9 +261,11 @@ def backward(zero, f, kept, first, last, row_first, row_last, grad_k, grad_v, gr
                 base = b * f.columns * size * heads + lane
                 _unpack(zero, index, start, n, to_k, _LN2, size, grad_k + base, size * heads, heads)
                 _unpack(zero, index, start, n, to_v, 1.0, size, grad_v + base, size * heads, heads)
-            if count == 0:
-                for r in range(row_first, row_last):
-                    at = f.grad_q + (b * f.rows + r) * size * heads + lane
+            for r in range(row_first, row_last):
+                at = f.grad_q + (b * f.rows + r) * size * heads + lane
+                if count > 0:
+                    tiles.scale_line(zero, at, heads, simd.spread(zero, size**-0.5), at, heads, size)
+                else:
                     for e in range(size):
                         simd.store(at + e * heads, simd.splat(zero))
 

@@ -27,7 +27,7 @@ class PlainKernel:
         _, batch, rows, _ = q.shape
         columns = k.shape[2]
         stats = statistics_dtype(q.dtype)
-        scores = (q @ k.transpose(-1, -2)).to(stats)
+        scores = (q @ k.transpose(-1, -2)).to(stats).mul_(q.shape[-1] ** -0.5)
         scores += (block.features.movedim(0, -1) @ weights.channel.to(block.features.dtype)).movedim(-1, 0)
         scores += weights.offset.to(stats).view(-1, 1, 1, 1)
         for patch in _token_patches(block, rows, columns):
@@ -87,8 +87,8 @@ class PlainKernel:
             grad_token[patch.tokens] += by_head.T * patch.share
         narrow = grad_scores.to(q.dtype)
         return BlockGrads(
-            q=narrow @ k,
-            k=narrow.transpose(-1, -2) @ q,
+            q=narrow @ k * q.shape[-1] ** -0.5,
+            k=narrow.transpose(-1, -2) @ q * q.shape[-1] ** -0.5,
             v=grad_v,
             channel=grad_channel,
             offset=grad_scores.sum(dim=(1, 2, 3)),

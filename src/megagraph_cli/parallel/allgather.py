@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megagraph_cli.parallel.collectives import all_gather
-from megagraph_cli.parallel.context import Ring, RingCall, merge
+from megagraph_cli.parallel.context import Ring, RingCall, merge, pack, unpack
 
 
 def gather_blocks(ring: Ring, own: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -51,8 +51,8 @@ class _AllGatherAttention(torch.autograd.Function):
         weights = call.weights(channel, offset, token)
         out: Tensor | None = None
         lse: Tensor | None = None
-        for owner, (k_block, v_block) in gather_blocks(call.ring, torch.stack((k, v))):
-            part, part_lse = call.kernel.forward(q, k_block, v_block, call.block(owner), weights)
+        for owner, block in gather_blocks(call.ring, pack(k, v)):
+            part, part_lse = call.kernel.forward(q, *unpack(block), call.block(owner), weights)
             if out is None or lse is None:
                 out, lse = part, part_lse
             else:
@@ -70,19 +70,19 @@ class _AllGatherAttention(torch.autograd.Function):
         q, k, v, out, lse, channel, offset, token = ctx.saved_tensors
         call: RingCall = ctx.call
         weights = call.weights(channel, offset, token)
-        grad_out = grad_out.contiguous()
         delta = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1)
         local: list[Tensor] = []
         kv_grads: Tensor | None = None
-        for owner, (k_block, v_block) in gather_blocks(call.ring, torch.stack((k, v))):
-            grads = call.kernel.backward(grad_out, delta, lse, q, k_block, v_block, call.block(owner), weights)
+        for owner, block in gather_blocks(call.ring, pack(k, v)):
+            grads = call.kernel.backward(grad_out, delta, lse, q, *unpack(block), call.block(owner), weights)
             mine = [grads.q, grads.channel, grads.offset, grads.token]
             local = [a + b for a, b in zip(local, mine, strict=True)] if local else mine
             if kv_grads is None:
-                kv_grads = grads.k.new_empty((call.ring.size, 2, *grads.k.shape))
-            kv_grads[owner, 0], kv_grads[owner, 1] = grads.k, grads.v
+                kv_grads = block.new_empty((call.ring.size, *block.shape), dtype=grads.k.dtype)
+            for into, each in zip(unpack(kv_grads[owner]), (grads.k, grads.v), strict=True):
+                into.copy_(each)
         assert kv_grads is not None
-        grad_k, grad_v = scatter_sum(call.ring, kv_grads)
+        grad_k, grad_v = unpack(scatter_sum(call.ring, kv_grads))
         like = (q, k, v, channel, offset, token)
         full = (local[0], grad_k, grad_v, local[1], local[2], local[3])
         return (*(grad.to(tensor.dtype) for grad, tensor in zip(full, like, strict=True)), None)

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 KV_TAG, GRAD_TAG = 0, 1
+NOTHING = -1e30
+"""Log-sum-exp over no keys: finite, so that it weighs nothing and yields no NaN."""
 
 
 class Kernel(Protocol):
@@ -58,29 +60,37 @@ class Ring:
     def _previous(self) -> int:
         return dist.get_global_rank(self.group, (self.rank - 1) % self.size)
 
-    def exchange(self, outgoing: Tensor, incoming: Tensor, tag: int) -> list[dist.Work]:
-        """Start one hop: ``outgoing`` to the next rank, ``incoming`` from the previous one."""
+    def exchange(self, outgoing: Tensor | None, incoming: Tensor | None, tag: int) -> list[dist.Work]:
+        """Start one hop: ``outgoing`` to the next rank, ``incoming`` from the previous one; None is not sent."""
         if self.size == 1:
-            incoming.copy_(outgoing)
+            if incoming is not None and outgoing is not None:
+                incoming.copy_(outgoing)
             return []
-        return list(
-            dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, outgoing, self._next, self.group, tag),
-                    dist.P2POp(dist.irecv, incoming, self._previous, self.group, tag),
-                ]
-            )
-        )
+        operations = []
+        if outgoing is not None:
+            operations.append(dist.P2POp(dist.isend, outgoing, self._next, self.group, tag))
+        if incoming is not None:
+            operations.append(dist.P2POp(dist.irecv, incoming, self._previous, self.group, tag))
+        return list(dist.batch_isend_irecv(operations)) if operations else []
 
-    def visit(self, own: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def owner(self, hop: int) -> int:
+        """Whose block is here at a hop."""
+        return (self.rank - hop) % self.size
+
+    def visit(self, own: Tensor, empty: frozenset[int]) -> Iterator[tuple[int, Tensor | None]]:
         """Yield (owner, its block), own block first, with the next hop in flight while the caller computes.
 
-        ``own`` must be contiguous and is overwritten: it and one more buffer are all that travels.
+        ``own`` must be contiguous and is overwritten: it and one more buffer are all that travels. Blocks of owners in
+        ``empty`` do not travel: None stands for them.
         """
         current, spare = own, torch.empty_like(own) if self.size > 1 else own
         for hop in range(self.size):
-            works = self.exchange(current, spare, KV_TAG) if hop + 1 < self.size else []
-            yield (self.rank - hop) % self.size, current
+            here, following = self.owner(hop), self.owner(hop + 1)
+            works: list[dist.Work] = []
+            if hop + 1 < self.size:
+                leaves, comes = here not in empty, following not in empty
+                works = self.exchange(current if leaves else None, spare if comes else None, KV_TAG)
+            yield here, None if here in empty else current
             wait_all(works)
             current, spare = spare, current
 
@@ -88,6 +98,20 @@ class Ring:
 def wait_all(works: list[dist.Work]) -> None:
     for work in works:
         work.wait()
+
+
+def pack(k: Tensor, v: Tensor) -> Tensor:
+    """k and v [H, B, R, E] in one contiguous buffer [2, B, R, E, H]: heads innermost, as kernels read them best."""
+    buffer = k.new_empty((2, *k.shape[1:], k.shape[0]))
+    for into, each in zip(unpack(buffer), (k, v), strict=True):
+        into.copy_(each)
+    return buffer
+
+
+def unpack(buffer: Tensor) -> tuple[Tensor, Tensor]:
+    """k and v [H, B, R, E] as views of such a buffer."""
+    k, v = buffer.movedim(-1, 1)
+    return k, v
 
 
 def merge(out: Tensor, lse: Tensor, more_out: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,16 +137,21 @@ class _RingAttention(torch.autograd.Function):
         call: RingCall,
     ) -> Tensor:
         weights = call.weights(channel, offset, token)
+        # A rank without real rows passes blocks on; what it would compute, nobody reads.
+        idle = call.ring.rank in call.empty
         out: Tensor | None = None
         lse: Tensor | None = None
-        for owner, (k_block, v_block) in call.ring.visit(torch.stack((k, v))):
-            part, part_lse = call.kernel.forward(q, k_block, v_block, call.block(owner), weights)
+        for owner, block in call.ring.visit(pack(k, v), call.empty):
+            if block is None or idle:
+                continue
+            part, part_lse = call.kernel.forward(q, *unpack(block), call.block(owner), weights)
             if out is None or lse is None:
                 out, lse = part, part_lse
             else:
                 out, lse = merge(out, lse, part, part_lse)
-        assert out is not None
-        assert lse is not None
+        if out is None or lse is None:
+            stats = torch.float64 if q.dtype == torch.float64 else torch.float32
+            out, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], NOTHING, dtype=stats)
         out = out.to(v.dtype)
         ctx.save_for_backward(q, k, v, out, lse, channel, offset, token)
         ctx.call = call
@@ -132,26 +161,30 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, channel, offset, token = ctx.saved_tensors
         call: RingCall = ctx.call
+        ring, idle = call.ring, call.ring.rank in call.empty
         weights = call.weights(channel, offset, token)
-        grad_out = grad_out.contiguous()
         delta = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1)
         local: list[Tensor] = []
-        travelling: Tensor | None = None
+        # Sums of dK/dV come with the block they belong to, a hop behind it, and end where they began.
+        home = k.new_empty((2, *k.shape[1:], k.shape[0]), dtype=lse.dtype)
+        leaving, arriving = home, torch.empty_like(home)
         works: list[dist.Work] = []
-        for owner, (k_block, v_block) in call.ring.visit(torch.stack((k, v))):
-            grads = call.kernel.backward(grad_out, delta, lse, q, k_block, v_block, call.block(owner), weights)
-            mine = [grads.q, grads.channel, grads.offset, grads.token]
-            local = [a + b for a, b in zip(local, mine, strict=True)] if local else mine
-            kv_grad = torch.stack((grads.k, grads.v))
+        for hop, (owner, block) in enumerate(ring.visit(pack(k, v), call.empty)):
+            grads = None
+            if block is not None and not idle:
+                grads = call.kernel.backward(grad_out, delta, lse, q, *unpack(block), call.block(owner), weights)
+                mine = [grads.q, grads.channel, grads.offset, grads.token]
+                local = [a.add_(b) for a, b in zip(local, mine, strict=True)] if local else mine
             wait_all(works)
-            if travelling is not None:
-                kv_grad += travelling
-            # ``outgoing`` holds on to what is being sent until the next hop has waited for it.
-            outgoing, travelling = kv_grad, torch.empty_like(kv_grad)
-            works = call.ring.exchange(outgoing, travelling, GRAD_TAG)
+            leaving, arriving = arriving, leaving
+            if grads is not None:
+                for total, more in zip(unpack(leaving), (grads.k, grads.v), strict=True):
+                    total.copy_(more) if hop == 0 else total.add_(more)
+            comes = ring.owner(hop + 1) not in call.empty
+            works = ring.exchange(None if block is None else leaving, arriving if comes else None, GRAD_TAG)
         wait_all(works)
-        assert travelling is not None
-        grad_k, grad_v = travelling
+        grad_k, grad_v = unpack(arriving.zero_() if idle else arriving)
+        local = local or [torch.zeros_like(t) for t in (q, channel, offset, token)]
         like = (q, k, v, channel, offset, token)
         full = (local[0], grad_k, grad_v, local[1], local[2], local[3])
         return (*(grad.to(tensor.dtype) for grad, tensor in zip(full, like, strict=True)), None)
@@ -209,12 +242,16 @@ class _TargetAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class RingCall:
-    """What one attention call needs besides tensors: the ring, the kernel, and the model's block and weight makers."""
+    """What one attention call needs besides tensors: the ring, the kernel, and the model's block and weight makers.
+
+    ``empty`` are the ranks that hold nothing but padding, the same on every rank: their blocks do not travel.
+    """
 
     ring: Ring
     kernel: Kernel
     block: Callable[[int], Any]
     weights: Callable[[Tensor, Tensor, Tensor], Any]
+    empty: frozenset[int] = frozenset()
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, weights: tuple[Tensor, Tensor, Tensor], call: RingCall) -> Tensor:

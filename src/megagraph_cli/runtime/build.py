@@ -87,7 +87,7 @@ class RingAttend:
         self._attention = attention
 
     def _call(self, bias: AttentionBias, drop: Drop | None) -> RingCall:
-        return RingCall(self._ring, BlockKernel(), lambda owner: block_of(bias, owner, drop), BiasWeights)
+        return RingCall(self._ring, BlockKernel(), lambda owner: block_of(bias, owner, drop), BiasWeights, bias.empty)
 
     def __call__(
         self,
