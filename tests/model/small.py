@@ -129,5 +129,6 @@ def gradients_of(stages: list[Stage]) -> dict[str, Tensor]:
     for stage in stages:
         for name, parameter in stage.named_parameters():
             assert parameter.grad is not None, name
-            total[name] = total[name] + parameter.grad if name in total else parameter.grad
+            grad = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            total[name] = total[name] + grad if name in total else grad
     return total

@@ -31,7 +31,7 @@ class LayerShape:
 
 
 Listener = Callable[[Tensor, Tensor, Tensor, AttentionBias, BiasWeights], None]
-"""Told what the target row attends with: (q / sqrt(E), k, v, bias, weights), as ``Attend.target`` gets them else."""
+"""Told what the target row attends with: (q, k, v, bias, weights), as ``Attend.target`` gets them."""
 
 
 class BiasedAttention(nn.Module):
@@ -68,7 +68,7 @@ class BiasedAttention(nn.Module):
         learned, drop = self._learned(bias, token_GM)
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
         if self.listener is not None:
-            self.listener(q * self.head_dim**-0.5, k, v, bias, learned)
+            self.listener(q, k, v, bias, learned)
         return self._merge(self.attend.target(q, k, v, bias, learned, drop))
 
     def _learned(self, bias: AttentionBias, token_GM: Tensor) -> tuple[BiasWeights, Drop | None]:

@@ -52,7 +52,7 @@ def target_probabilities(
         channels_MBR = bias.features[0][..., 0].to(stats)
         scores = torch.einsum("mbr,mh->hbr", channels_MBR, weights.channel.to(stats))
         scores += weights.offset.to(stats)[:, None, None]
-        scores += (row.query(q_HB1E).to(stats) * k_HBRE.to(stats)).sum(-1)
+        scores += (row.query(q_HB1E).to(stats) * k_HBRE.to(stats)).sum(-1) * k_HBRE.shape[-1] ** -0.5
         here = bias.tokens[bias.cp_rank]
         if here.count:
             scores[..., here.rows] += weights.token[here.tokens].to(stats).T[:, None, :]
