@@ -185,7 +185,7 @@ def _similar_coded(
     """The same node as ``_similar_dense`` finds, by rows of one byte a feature (tables.py).
 
     They decide where the cosine is further from the level than their rounding can account for; float32 rows are
-    read about once in a hundred proposals. Rows of the next proposals are on their way while one is looked at.
+    read about once in forty proposals. Rows of the next proposals are on their way while one is looked at.
     """
     state, other, level = block.state, block.other, block.level
     count = np.uint64(norm.shape[0])
