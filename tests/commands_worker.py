@@ -22,6 +22,8 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     if "out" in job:
         _profile(job, rank)
+    elif "plans" in job:
+        _validate(job, rank)
     else:
         _train(job, rank)
 
@@ -43,6 +45,23 @@ def _profile(job: dict, rank: int) -> None:
             torch="none",
         )
         Profile(workload=workload, machine=machine, compute=[], comm=[], host=[]).save(Path(job["out"]))
+
+
+def _validate(job: dict, rank: int) -> None:
+    """Plans take what was predicted, the later ones by a percent more each, and a percent more bytes."""
+    plans = [Plan.load(Path(path)) for path in job["plans"]]
+    if plans[0].workload.train.rng_seed == 1:
+        _fail(rank)
+    if rank:
+        return
+    again = [(number, index) for number in range(1, job["rounds"] + 1) for index in range(1 + job["best_again"])]
+    with Path(job["results"]).open("a") as file:
+        for number, index in [*((0, index) for index in range(len(plans))), *again]:
+            forecast = plans[index].predicted
+            # The first time is slower than the rounds, whose median is what counts.
+            step_s = forecast.step_s * (1 + 0.01 * index) * (2.0 if not number else 1 + 0.1 * (number - 3))
+            line = {"plan": index, "round": number, "step_s": step_s, "peak_bytes": round(1.01 * forecast.peak_bytes)}
+            file.write(json.dumps(line) + "\n")
 
 
 def _train(job: dict, rank: int) -> None:

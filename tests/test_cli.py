@@ -23,7 +23,8 @@ SHARED = {"--root", "--cache", "--json", "--yes", "--debug", "--recipe", "--data
 OPTIONS = {
     "data": SHARED | {"NAME"},
     "profile": SHARED | {"--gpus", "--quick", "-o", "--out"},
-    "fit": SHARED | {"PROFILE", "-o", "--out", "--force"},
+    "fit": SHARED | {"PROFILE", "-o", "--out", "--force", "--with"},
+    "validate": SHARED | {"--gpus", "--plans", "--steps", "--mem", "--cost-model", "-o", "--out", "--force"},
     "search": SHARED
     | {"--gpus", "--mem", "--cost-model", "-o", "--out", "--force", "--top"}
     | {"--pp", "--cp", "--dp", "--microbatches", "--schedule", "--layers", "--recompute", "--context"}

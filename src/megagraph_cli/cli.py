@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="mgraph",
     help="Train graph transformers in parallel under a plan made for your machine: "
-    "data, profile, fit, search, train, in this order.",
+    "data, profile, fit, search, train, in this order; validate judges the cost model.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -60,7 +60,7 @@ def _root(
         print_line(f"mgraph {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        raise MgraphError("no command given; use data, profile, fit, search or train, or see mgraph --help")
+        raise MgraphError("no command given; use data, profile, fit, search, train or validate, or see mgraph --help")
 
 
 @app.command()
@@ -133,6 +133,10 @@ def fit(
         "profile.json"
     ),
     out: Annotated[Path, typer.Option("-o", "--out", help="The cost model to write.")] = Path("cost_model.json"),
+    learn_from: Annotated[
+        list[Path] | None,
+        typer.Option("--with", metavar="VALIDATION", help="Learn from plans that were run; repeatable."),
+    ] = None,
     force: ForceOption = False,
     dataset: DatasetOption = None,
     recipe: RecipeOption = None,
@@ -154,7 +158,7 @@ def fit(
         found = Profile.load(profile_path)
         recipes.check_matches(found.workload, profile_path, dataset=dataset, recipe=recipe, sets=sets or ())
         device_of_artifact(device, found.machine.device, profile_path, force=False)
-    cost_model = command.run(profile_path, out, force=force)
+    cost_model = command.run(profile_path, out, force=force, learn_from=learn_from or ())
     if as_json:
         print_json(cost_model.model_dump(mode="json", by_alias=True) | {"out": str(out)})
     else:
@@ -308,6 +312,55 @@ def train(
         print_json(run.model_dump(mode="json", by_alias=True) | {"run_dir": str(where)})
     else:
         tables.show_run(run, where, screen)
+
+
+@app.command()
+def validate(
+    gpus: GpusOption = None,
+    plans: Annotated[int, typer.Option("--plans", min=1, help="Plans to run.")] = 48,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of each; the first three are not timed.")] = 8,
+    mem: Annotated[str | None, typer.Option("--mem", metavar="SIZE", help="Memory per device, such as 24GB.")] = None,
+    cost_model: Annotated[Path, typer.Option("--cost-model", help="The cost model to judge.")] = Path(
+        "cost_model.json"
+    ),
+    out: Annotated[Path, typer.Option("-o", "--out", help="The validation to write.")] = Path("validation.json"),
+    sets: SetOption = None,
+    force: ForceOption = False,
+    dataset: DatasetOption = None,
+    recipe: RecipeOption = None,
+    root: RootOption = None,
+    cache: CacheOption = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+    yes: YesOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 (main reads it)
+) -> None:
+    """Run many plans for a few steps each: what was predicted beside what is measured."""
+    folders = _folders(root, cache, yes)
+    from megagraph_cli.artifacts.cost_model import CostModel
+    from megagraph_cli.commands import tables
+    from megagraph_cli.commands import validate as command
+
+    if (dataset or recipe) and not force:
+        fitted = CostModel.load(cost_model)
+        recipes.check_matches(fitted.workload, cost_model, dataset=dataset, recipe=recipe, sets=())
+    request = command.ValidateRequest(
+        cost_model_path=cost_model,
+        folders=folders,
+        gpus=gpus,
+        mem_bytes=None if mem is None else parse_bytes(mem),
+        plans=plans,
+        steps=steps,
+        overrides=recipes.split_sets(sets or []),
+        device=None if device in (None, Device.auto) else device.value,
+        force=force,
+    )
+    screen = Screen.stderr()
+    found = command.run(request, out, screen)
+    if as_json:
+        print_json(found.model_dump(mode="json", by_alias=True) | {"out": str(out)})
+    else:
+        tables.show_validation(found, out, screen)
 
 
 def _folders(root: Path | None, cache: Path | None, accept_download: bool) -> Folders:

@@ -144,7 +144,7 @@ def test_public_functions_say_what_they_do(path: Path) -> None:
 
 def test_the_runtime_is_named_as_a_string_alone() -> None:
     """The process boundary: nothing above imports a worker, it names the module for torchrun."""
-    workers = {"megagraph_cli.runtime.train", "megagraph_cli.runtime.profile"}
+    workers = {f"megagraph_cli.runtime.{name}" for name in ("train", "profile", "validate")}
     named = {
         each.value
         for path in (SOURCE / "commands").rglob("*.py")

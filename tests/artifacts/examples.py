@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from megagraph_cli.artifacts.cost_model import CostModel, MeasuredRange, Quality, QualityTable
-from megagraph_cli.artifacts.plan import Plan
+from megagraph_cli.artifacts.plan import Dims, Plan
 from megagraph_cli.artifacts.profile import CommSample, ComputeSample, HostSample, Machine, Profile
 from megagraph_cli.artifacts.run import EpochRecord, Failure, Measured, RankRecord, Run
+from megagraph_cli.artifacts.validation import (
+    MeasuredPlan,
+    MemoryAgreement,
+    PredictedPlan,
+    TimeAgreement,
+    ValidatedPlan,
+    Validation,
+)
 from megagraph_cli.artifacts.workload import DatasetSection, GraphInfo, Workload
 
 GRAPH = GraphInfo(
@@ -121,6 +129,31 @@ def cost_model() -> CostModel:
             time=Quality(mape=None, r2=None, max_under=None, num_fit=5, num_held_out=0),
         ),
         measured=MeasuredRange(gpus=2, layers=4, microbatch_size=128, message_bytes=4096),
+    )
+
+
+def validation() -> Validation:
+    """One plan that was run."""
+    return Validation(
+        workload=workload(),
+        machine=MACHINE,
+        steps=8,
+        plans=[
+            ValidatedPlan(
+                gpus=2,
+                overrides={"model.num_layers": 8},
+                dims=Dims(pp=2, dp=1, cp=1),
+                layers_per_stage=[4, 4],
+                num_microbatches=2,
+                schedule="gpipe",
+                recompute="none",
+                context="ring",
+                predicted=PredictedPlan(step_s=0.5, peak_bytes=1000, margin_bytes=10),
+                measured=MeasuredPlan(step_s=0.4, peak_bytes=990),
+            )
+        ],
+        memory=MemoryAgreement(mape=0.01, r2=None, max_under=0.0),
+        time=TimeAgreement(mape=0.25, spearman=None, regret=0.0),
     )
 
 

@@ -88,6 +88,10 @@ class Artifact(Part):
             raise MgraphError(f"{path}: {first_complaint(error)}; mend it or run {cls.MADE_BY} again") from error
         except MgraphError as error:
             raise MgraphError(f"{path}: {error.message}", error.exit_code) from error
+        # Of what stands in the file: a key that is left out takes its default, and that too is a change.
+        written = {name: value for name, value in values.items() if name != "digest"}
+        if not force and artifact.digest is not None and artifact.digest != digest_of(written):
+            raise artifact.changed(path)
         artifact.check_digest(path, force=force)
         return artifact
 
@@ -105,11 +109,14 @@ class Artifact(Part):
 
     def check_digest(self, path: Path, *, force: bool) -> None:
         if not force and not self.digest_matches():
-            raise MgraphError(
-                f"{path} was changed after it was written (its digest does not match); "
-                f"make it again with {self.MADE_BY}",
-                EXIT_STALE,
-            )
+            raise self.changed(path)
+
+    def changed(self, path: Path) -> MgraphError:
+        """The error of a file that is not as it was written."""
+        return MgraphError(
+            f"{path} was changed after it was written (its digest does not match); make it again with {self.MADE_BY}",
+            EXIT_STALE,
+        )
 
 
 def digest_of(values: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from megagraph_cli.artifacts.cost_model import CostModel, Quality
 from megagraph_cli.artifacts.plan import BriefPlan, Plan
 from megagraph_cli.artifacts.profile import Profile
 from megagraph_cli.artifacts.run import Run
+from megagraph_cli.artifacts.validation import Validation
 from megagraph_cli.console import Screen
 from megagraph_cli.units import format_bytes, format_seconds
 
@@ -122,6 +123,34 @@ def warn_extrapolated(plan: Plan, screen: Screen) -> None:
             f"{each.quantity} {each.asked:g} (measured to {each.measured_max:g})" for each in plan.extrapolated
         )
         screen.warn(f"the forecast is extrapolated beyond what was measured: {said}")
+
+
+def show_validation(found: Validation, out: Path, screen: Screen) -> None:
+    """Predicted beside measured, fastest measured first, and how well they agree."""
+    rows = []
+    for number, plan in sorted(enumerate(found.plans), key=lambda pair: pair[1].measured.step_s):
+        guess, truth = plan.predicted, plan.measured
+        rows.append(
+            [
+                f"{'pick' if number == 0 else f'#{number}'}: {plan.dims.parallel()}",
+                ",".join(map(str, plan.layers_per_stage)),
+                f"{plan.num_microbatches} {plan.schedule}",
+                f"{plan.recompute} {plan.context}",
+                format_seconds(guess.step_s),
+                format_seconds(truth.step_s),
+                format_bytes(guess.peak_bytes),
+                format_bytes(truth.peak_bytes),
+            ]
+        )
+    columns = ["plan", "layers", "micro-batches", "ways", "step predicted", "measured", "peak predicted", "measured"]
+    screen.table(str(out), columns, rows)
+    spearman = "–" if found.time.spearman is None else f"{found.time.spearman:.3f}"
+    r2 = "–" if found.memory.r2 is None else f"{found.memory.r2:.4f}"
+    time = (
+        f"time MAPE {_percent(found.time.mape)}, Spearman {spearman}, regret of the pick {_percent(found.time.regret)}"
+    )
+    screen.note(time)
+    screen.note(f"memory MAPE {_percent(found.memory.mape)}, R2 {r2}, most under {_percent(found.memory.max_under)}")
 
 
 def show_run(run: Run, run_dir: Path, screen: Screen) -> None:

@@ -32,6 +32,9 @@ from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
 from megagraph_cli.layout.parameters import ParameterCounts
 from megagraph_cli.layout.wire import ID_BYTES
 
+PASS, BOUNDARY, REDUCTION, CONSTRUCTION = "pass", "boundary", "reduction", "construction"
+CALIBRATED = (PASS, BOUNDARY, REDUCTION, CONSTRUCTION)
+"""Kinds of time of which runs of whole plans may teach a factor."""
 SUMMARY_BYTES = 24
 """Loss, gradient norm and stop votes of a step, summed over all ranks."""
 
@@ -104,15 +107,20 @@ class Predictor:
             if self._cache is not None and part == "layer":
                 regressors = self._cache.applied(regressors, size)
             asked = evaluate(self.terms, quantity, regressors, remedy=self.remedy(min(size.cp, 2)))
-            parts[part] = np.zeros(len(layers)) + asked
+            parts[part] = self._calibrated(PASS, np.zeros(len(layers)) + asked)
         return parts
+
+    def _calibrated(self, kind: str, seconds: Any) -> Any:
+        """Seconds stretched as runs of whole plans taught (``mgraph fit --with``)."""
+        return seconds * self.terms.get("calibration", {}).get(kind, 1.0)
 
     def p2p_s(self, setting: Setting) -> float:
         """Seconds of one micro-batch's boundary activation between two stages; 0 with one stage."""
         if setting.dims.pp == 1:
             return 0.0
         message = boundary_bytes(self.workload, self.size(setting))
-        return float(evaluate(self.terms, "p2p_s", p2p_regressors(message), remedy=self.remedy(2)))
+        seconds = float(evaluate(self.terms, "p2p_s", p2p_regressors(message), remedy=self.remedy(2)))
+        return float(self._calibrated(BOUNDARY, seconds))
 
     def parameters_bytes(self, role: Role, layers: Array) -> Array:
         """Bytes of a stage's weights."""
@@ -162,7 +170,7 @@ class Predictor:
 
     def _all_reduce_s(self, message_bytes: Any, group_size: int) -> Any:
         regressors = all_reduce_regressors(message_bytes, group_size)
-        return evaluate(self.terms, "all_reduce_s", regressors, remedy=self.remedy(2))
+        return self._calibrated(REDUCTION, evaluate(self.terms, "all_reduce_s", regressors, remedy=self.remedy(2)))
 
     def host_s(self, setting: Setting) -> float:
         """Seconds in which a rank's host threads build the batch of one step: its share of the replica's sequences,
@@ -171,10 +179,11 @@ class Predictor:
         peers = setting.dims.pp * setting.dims.cp if self.cost_model.machine.hosts == 1 else 1
         shares = {"construct_s": -(-targets // peers), "gather_s": targets}
         threads = max(1, round(self.terms["threads"]["per_worker"]))
-        return sum(
+        seconds = sum(
             float(evaluate(self.terms, name, host_regressors(share, threads), remedy=self.remedy()))
             for name, share in shares.items()
         )
+        return float(self._calibrated(CONSTRUCTION, seconds))
 
     def _floor_s(self, setting: Setting) -> float:
         """What a step cannot undercut where the host works beside the device: the construction of its batch."""
@@ -238,6 +247,18 @@ class Predictor:
             self._memories[key] = self.memory(setting, role, layers)
         return self._memories[key]
 
+    def step_s(self, setting: Setting, split: Sequence[int]) -> float:
+        """Seconds of a step of one plan."""
+        pp, count = setting.dims.pp, setting.num_microbatches
+        forward, backward, tails = [], [], []
+        for stage, held in enumerate(split):
+            role, layers = role_of(stage, pp), np.array([float(held)])
+            forward.append(float(self.pass_s("forward_s", setting, role, layers)[0]))
+            backward.append(float(self.pass_s("backward_s", setting, role, layers)[0]))
+            tails.append(float(self.tail_s(setting, role, layers)[0]))
+        timeline = simulate(forward, backward, self.p2p_s(setting), count, setting.schedule)
+        return max(timeline.makespan_s + max(tails), self._floor_s(setting))
+
     def forecast(self, setting: Setting, split: Sequence[int]) -> Forecast:
         """Step, epoch and every stage's seconds and bytes of one plan."""
         pp, count = setting.dims.pp, setting.num_microbatches
@@ -250,8 +271,7 @@ class Predictor:
             tails.append(float(self.tail_s(setting, role, layers)[0]))
             held_bytes = self.memory(setting, role, layers)
             stages_bytes.append(held_bytes.at_peak(count, setting.in_flight(stage)))
-        timeline = simulate(forward, backward, transfer_s, count, setting.schedule)
-        step_s = max(timeline.makespan_s + max(tails), self._floor_s(setting))
+        step_s = self.step_s(setting, split)
         busy = [
             count * (f + b) + tail
             for f, b, tail in zip(*with_receives(forward, backward, transfer_s), tails, strict=True)

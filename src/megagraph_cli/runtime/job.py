@@ -41,3 +41,19 @@ class ProfileJob(Job):
     quick: bool
     out: Path
     progress_file: Path
+
+
+class ValidateJob(Job):
+    """``mgraph validate``: plan files, the search's pick first, each run for ``steps`` steps.
+
+    The pick and the ``best_again`` best others are measured again in ``rounds`` rounds. A line for every measurement
+    goes to ``results``; what runs leave behind to ``work_dir``.
+    """
+
+    plans: list[Path]
+    graph: GraphInfo
+    steps: int
+    rounds: int
+    best_again: int
+    results: Path
+    work_dir: Path

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megagraph_cli.artifacts.base import digest_of
 from megagraph_cli.artifacts.plan import Plan
-from megagraph_cli.artifacts.run import EpochRecord
+from megagraph_cli.artifacts.run import EpochRecord, RankRecord
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.graph.batch import Drawn, MicroBatch, epoch_order, replica_targets
@@ -101,6 +101,14 @@ class Trainer:
         test_score = None if self.stopped else self._test()
         status: Literal["completed", "interrupted"] = "interrupted" if self.stopped else "completed"
         write_run(self.job.run_dir, self.plan, status, self.state, self.meter, test_score)
+
+    def measure(self) -> RankRecord:
+        """Take ``max_steps`` steps and nothing else: no evaluation, no checkpoint, no record on disk but metrics."""
+        assert self.job.max_steps is not None
+        while not self.at_last_step:
+            self._train_epoch()
+            self.state = self.state.model_copy(update={"epoch": self.state.epoch + 1, "targets_done": 0})
+        return self.meter.record()
 
     def _train_epoch(self) -> None:
         """The steps that the epoch still needs, and what they took."""
@@ -282,9 +290,10 @@ def workload_digest(workload: Workload, graph_digest: str) -> str:
     return digest_of(recipe | {"graph": graph_digest})
 
 
-def make_trainer(worker: Worker, job: TrainJob, plan: Plan) -> Trainer:
-    """Mesh, graph, stage and trainer of this rank."""
-    mesh = _mesh_of(plan, worker)
+def make_trainer(worker: Worker, job: TrainJob, plan: Plan, mesh: Mesh | None = None) -> Trainer:
+    """Mesh (unless one is given), graph, stage and trainer of this rank."""
+    mesh = mesh or _mesh_of(plan, worker)
+    worker.place = mesh.place
     graph = open_graph(job.graph_path)
     workload = plan.workload.model_copy(update={"graph": job.graph})
     torch.set_float32_matmul_precision("high" if workload.train.matmul_precision == "tf32" else "highest")

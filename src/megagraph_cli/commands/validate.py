@@ -1,0 +1,237 @@
+"""``mgraph validate``: run many plans for a few steps each and set what was predicted beside what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megagraph_cli.artifacts.base import reference_to
+from megagraph_cli.artifacts.plan import Dims, Plan
+from megagraph_cli.artifacts.validation import (
+    MeasuredPlan,
+    MemoryAgreement,
+    PredictedPlan,
+    TimeAgreement,
+    ValidatedPlan,
+    Validation,
+)
+from megagraph_cli.commands.devices import check_workers, check_writable, choose_device, device_of_artifact
+from megagraph_cli.commands.follow import Follower
+from megagraph_cli.commands.orders import check_graph
+from megagraph_cli.commands.search import OVERRIDES, SearchRequest, plan_of, resolved
+from megagraph_cli.commands.workloads import Folders, graph_info, prepare
+from megagraph_cli.console import Bar, Screen
+from megagraph_cli.cost.judge import mape, max_under, r_squared, short, spearman
+from megagraph_cli.cost.predict import Predictor
+from megagraph_cli.cost.sample import plans_to_run
+from megagraph_cli.cost.search import search
+from megagraph_cli.cost.setting import Setting
+from megagraph_cli.cost.space import Pins
+from megagraph_cli.errors import EXIT_WORKER, MgraphError
+from megagraph_cli.launch import Launch, interrupted, launch
+from megagraph_cli.machine import threads_per_worker
+
+WORKER = "megagraph_cli.runtime.validate"
+PLANS, STEPS = 48, 8
+LEAST_STEPS = 4
+"""The first three steps are not timed."""
+ROUNDS, BEST_AGAIN = 5, 3
+
+
+@dataclass(frozen=True)
+class ValidateRequest:
+    """What to run. ``gpus`` and ``mem_bytes`` None: those of the profile; ``sets`` as search takes them."""
+
+    cost_model_path: Path
+    folders: Folders
+    gpus: int | None = None
+    mem_bytes: int | None = None
+    plans: int = PLANS
+    steps: int = STEPS
+    overrides: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+    force: bool = False
+    worker: str = WORKER
+
+
+def run(request: ValidateRequest, out: Path, screen: Screen) -> Validation:
+    """Choose plans, run them, write ``out`` and return what it holds.
+
+    Raises MgraphError: bad usage (2), nothing fits (3), another dataset or device than the cost model's (4), a worker
+    that failed (5), a signal (130).
+    """
+    check_writable(out)
+    if request.steps < LEAST_STEPS:
+        raise MgraphError(f"--steps {request.steps}: the first three are not timed; give at least {LEAST_STEPS}")
+    predictor, gpus, plans = chosen(request)
+    workload = predictor.workload
+    device = choose_device(
+        device_of_artifact(
+            request.device, predictor.cost_model.machine.device, request.cost_model_path, force=request.force
+        )
+    )
+    check_workers(device, gpus)
+    graph, split = prepare(workload.dataset, request.folders, screen)
+    check_graph(workload, graph, request.cost_model_path, force=request.force)
+    folder = Path(tempfile.mkdtemp(prefix="mgraph-validate-"))
+    job = {
+        "plans": _write_plans(plans, folder),
+        "graph": graph_info(graph, split).model_dump(mode="json"),
+        "graph_path": str(graph.path),
+        "device": device,
+        "steps": request.steps,
+        "rounds": ROUNDS,
+        "best_again": BEST_AGAIN,
+        "results": str(folder / "results.jsonl"),
+        "work_dir": str(folder / "work"),
+        "threads": threads_per_worker(gpus),
+        "launcher_pid": os.getpid(),
+    }
+    lines = _measure(request, job, gpus, folder, screen)
+    # On failure the folder stays: the error names a log in it.
+    shutil.rmtree(folder)
+    found = validation_of(predictor, plans, lines, request.steps)
+    return found.model_copy(update={"inputs": [reference_to(request.cost_model_path)]}).save(out)
+
+
+def chosen(request: ValidateRequest) -> tuple[Predictor, int, list[Plan]]:
+    """(predictor, workers, plans to run: the search's pick first)."""
+    asked = SearchRequest(
+        request.cost_model_path,
+        gpus=request.gpus,
+        mem_bytes=request.mem_bytes,
+        overrides=request.overrides,
+        force=request.force,
+    )
+    predictor, gpus, mem_bytes, _ = resolved(asked)
+    result = search(predictor, gpus, mem_bytes, Pins(), request.plans)
+    made = []
+    for setting, split in plans_to_run(predictor, result, gpus, mem_bytes, request.plans):
+        plan = plan_of(predictor, result, gpus, mem_bytes)
+        made.append(_as_planned(plan, predictor, setting, split))
+    return predictor, gpus, made
+
+
+def _as_planned(plan: Plan, predictor: Predictor, setting: Setting, split: Sequence[int]) -> Plan:
+    """The same order but for what a plan to be run has of its own; it carries its own forecast."""
+    order: dict[str, Any] = {
+        "dims": Dims.of(setting.dims),
+        "layers_per_stage": list(split),
+        "num_microbatches": setting.num_microbatches,
+        "schedule": setting.schedule,
+        "recompute": setting.recompute,
+        "context": setting.context,
+        "predicted": predictor.forecast(setting, split),
+        "search": None,
+        "pareto": [],
+        "runners_up": [],
+        "extrapolated": [],
+    }
+    return plan.model_copy(update=order)
+
+
+def _write_plans(plans: Sequence[Plan], folder: Path) -> list[str]:
+    (folder / "work").mkdir()
+    paths = [folder / f"plan-{number}.json" for number in range(len(plans))]
+    for plan, path in zip(plans, paths, strict=True):
+        plan.save(path)
+    return [str(path) for path in paths]
+
+
+def _measure(
+    request: ValidateRequest, job: dict[str, Any], gpus: int, folder: Path, screen: Screen
+) -> list[dict[str, Any]]:
+    """One line for each time that a plan was run."""
+    job_path, results = folder / "job.json", folder / "results.jsonl"
+    job_path.write_text(json.dumps(job, indent=2), encoding="utf-8")
+    follower, seen = Follower(results), [0]
+    again = min(BEST_AGAIN + 1, len(job["plans"])) * ROUNDS
+    with screen.bar(f"starting {gpus} {job['device']} workers", len(job["plans"]) + again) as bar:
+        outcome = launch(
+            Launch(
+                worker_module=request.worker,
+                job_path=job_path,
+                num_workers=gpus,
+                log_dir=folder / "logs",
+                on_poll=lambda: _show(follower, seen, bar),
+            )
+        )
+    if outcome.interrupted:
+        shutil.rmtree(folder)
+        raise interrupted("validate", "nothing was written; run it again")
+    lines = list(Follower(results).fresh())
+    if {line["plan"] for line in lines} != set(range(len(job["plans"]))):
+        raise MgraphError(f"the workers ended before every plan was run; see {folder / 'logs'}", EXIT_WORKER)
+    return lines
+
+
+def _show(follower: Follower, seen: list[int], bar: Bar) -> None:
+    for line in follower.fresh():
+        seen[0] += 1
+        bar.at(seen[0], f"plan {line['plan']}: {1e3 * line['step_s']:.1f} ms a step")
+
+
+def validation_of(
+    predictor: Predictor, plans: Sequence[Plan], lines: Sequence[dict[str, Any]], steps: int
+) -> Validation:
+    """The artifact of plans and their measurements; a plan that was measured again has the median of those rounds."""
+    validated = []
+    for number, plan in enumerate(plans):
+        mine = [line for line in lines if line["plan"] == number]
+        timed = [line["step_s"] for line in mine if line["round"]] or [mine[0]["step_s"]]
+        peak_bytes = max(line["peak_bytes"] for line in mine)
+        measured = MeasuredPlan(step_s=statistics.median(timed), peak_bytes=peak_bytes)
+        validated.append(_validated(predictor, plan, measured))
+    again = sorted({line["plan"] for line in lines if line["round"]}) or [0]
+    best_s = min(validated[number].measured.step_s for number in again)
+    steps_s = [(each.measured.step_s, each.predicted.step_s) for each in validated]
+    peaks = [(float(each.measured.peak_bytes), float(each.predicted.peak_bytes)) for each in validated]
+    (true_s, guess_s), (true_bytes, guess_bytes) = zip(*steps_s, strict=True), zip(*peaks, strict=True)
+    r2, rank = r_squared(true_bytes, guess_bytes), spearman(true_s, guess_s)
+    return Validation(
+        workload=predictor.workload,
+        machine=predictor.cost_model.machine,
+        steps=steps,
+        plans=validated,
+        memory=MemoryAgreement(
+            mape=short(mape(true_bytes, guess_bytes)),
+            r2=None if r2 is None else short(r2),
+            max_under=short(max_under(true_bytes, guess_bytes)),
+        ),
+        time=TimeAgreement(
+            mape=short(mape(true_s, guess_s)),
+            spearman=None if rank is None else short(rank),
+            regret=short(max(0.0, validated[0].measured.step_s / best_s - 1)),
+        ),
+    )
+
+
+def _validated(predictor: Predictor, plan: Plan, measured: MeasuredPlan) -> ValidatedPlan:
+    forecast, fitted = plan.predicted, predictor.cost_model.workload
+    assert forecast is not None
+    overrides = {
+        key: int(getattr(getattr(plan.workload, section), name))
+        for key, (section, name, _) in OVERRIDES.items()
+        if getattr(getattr(plan.workload, section), name) != getattr(getattr(fitted, section), name)
+    }
+    return ValidatedPlan(
+        gpus=plan.gpus,
+        overrides=overrides,
+        dims=plan.dims,
+        layers_per_stage=plan.layers_per_stage,
+        num_microbatches=plan.num_microbatches,
+        schedule=plan.schedule,
+        recompute=plan.recompute,
+        context=plan.context,
+        predicted=PredictedPlan(
+            step_s=forecast.step_s, peak_bytes=forecast.peak_bytes, margin_bytes=forecast.margin_bytes
+        ),
+        measured=measured,
+    )

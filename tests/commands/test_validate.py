@@ -1,0 +1,153 @@
+"""``mgraph validate`` around its workers: the plans they are given, what their measurements make, what fit learns."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megagraph_cli import recipes
+from megagraph_cli.artifacts.cost_model import CostModel
+from megagraph_cli.artifacts.validation import Validation
+from megagraph_cli.commands import fit, validate
+from megagraph_cli.commands.validate import ValidateRequest
+from megagraph_cli.commands.workloads import Folders, prepare, workload_of
+from megagraph_cli.console import Screen
+from megagraph_cli.errors import MgraphError
+from megagraph_cli.failures import WorkerFailed
+from tests.cost import planted
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile of the built-in graph with planted times, and its cost model."""
+    folder = tmp_path_factory.mktemp("validate")
+    folders = Folders(folder / "none", folder / "cache")
+    recipe = recipes.resolve("demo", None, ["model.num_layers=6", "batch.batch_size=32"])
+    work = workload_of(recipe, *prepare(recipe.dataset, folders, Screen.stderr()))
+    planted.profile(gpus=2, work=work).save(folder / "profile.json")
+    fit.run(folder / "profile.json", folder / "cost_model.json", force=False)
+    return folder
+
+
+@pytest.fixture
+def request_(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ValidateRequest:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *sys.path]))
+    folders = Folders(folder / "none", folder / "cache")
+    return ValidateRequest(folder / "cost_model.json", folders, plans=40, worker="commands_worker")
+
+
+def test_plans_cover_every_dimension_and_the_pick_comes_first(request_: ValidateRequest) -> None:
+    predictor, gpus, plans = validate.chosen(request_)
+    assert (gpus, len(plans)) == (2, 40)
+    steps = [plan.predicted.step_s for plan in plans if plan.predicted is not None]
+    assert steps[0] == min(steps)
+    seen = {
+        "dims": {(plan.dims.pp, plan.dims.dp, plan.dims.cp) for plan in plans},
+        "schedule": {plan.schedule for plan in plans},
+        "recompute": {plan.recompute for plan in plans},
+        "context": {plan.context for plan in plans},
+    }
+    assert {name: len(values) for name, values in seen.items()} == {
+        "dims": 3,
+        "schedule": 2,
+        "recompute": 2,
+        "context": 2,
+    }
+    deep = [plan for plan in plans if plan.dims.pp == 2]
+    assert len({tuple(plan.layers_per_stage) for plan in deep}) >= 3
+    assert len({plan.num_microbatches for plan in deep}) >= 3
+    orders = [plan.model_dump_json(include=ORDER) for plan in plans]
+    assert len(set(orders)) == 40
+    assert [plan.model_dump_json(include=ORDER) for plan in validate.chosen(request_)[2]] == orders
+    assert all(
+        predictor.cost_model.machine.memory_bytes >= plan.predicted.peak_bytes for plan in plans if plan.predicted
+    )
+
+
+ORDER = {"dims", "layers_per_stage", "num_microbatches", "schedule", "recompute", "context"}
+
+
+@pytest.mark.ranks
+def test_measurements_become_an_artifact_that_fit_learns_from(
+    request_: ValidateRequest, folder: Path, tmp_path: Path
+) -> None:
+    found = validate.run(replace(request_, plans=12), tmp_path / "validation.json", Screen.stderr())
+    assert Validation.load(tmp_path / "validation.json") == found
+    assert [reference.name for reference in found.inputs] == ["cost_model.json"]
+    # Rounds two times as fast as the first look, and alternating around the prediction: their median is it.
+    pick = found.plans[0]
+    assert pick.measured.step_s == pytest.approx(pick.predicted.step_s, rel=1e-9)
+    assert found.time.regret == 0.0
+    assert found.memory.mape == pytest.approx(0.01 / 1.01, rel=1e-3)
+    assert found.memory.max_under == pytest.approx(0.01 / 1.01, rel=1e-2)
+    # Four plans of twelve are measured again; the other eight stand at twice their time and a percent each.
+    assert found.time.mape == pytest.approx(sum(0.5 for _ in range(8)) / 12, rel=0.15)
+
+    learnt = fit.run(
+        folder / "profile.json", tmp_path / "c.json", force=False, learn_from=[tmp_path / "validation.json"]
+    )
+    assert CostModel.load(tmp_path / "c.json") == learnt
+    assert [reference.name for reference in learnt.inputs] == ["profile.json", "validation.json"]
+    assert learnt.terms["margin"]["relative"] >= 0.01
+    assert learnt.quality.time.num_held_out == 12
+    for plan in found.plans:
+        assert plan.predicted.peak_bytes * (1 + learnt.terms["margin"]["relative"]) >= plan.measured.peak_bytes
+
+
+def test_fit_learns_a_factor_that_all_runs_share(folder: Path, tmp_path: Path) -> None:
+    validation = planted_validation(folder, 1.5)
+    validation.save(tmp_path / "v.json")
+    learnt = fit.run(folder / "profile.json", tmp_path / "c.json", force=False, learn_from=[tmp_path / "v.json"])
+    assert learnt.terms["calibration"]["pass"] == pytest.approx(1.5, rel=0.1)
+    assert learnt.quality.time.mape is not None
+    assert learnt.quality.time.mape < 0.05
+    other = validation.workload.model_copy(
+        update={"model": validation.workload.model.model_copy(update={"hidden_dim": 64})}
+    )
+    validation.model_copy(update={"workload": other}).save(tmp_path / "other.json")
+    with pytest.raises(MgraphError, match=r"model\.hidden_dim") as caught:
+        fit.run(folder / "profile.json", tmp_path / "d.json", force=False, learn_from=[tmp_path / "other.json"])
+    assert caught.value.exit_code == 4
+
+
+def planted_validation(folder: Path, factor: float) -> Validation:
+    """Plans of the cost model, each measured at ``factor`` times what it was predicted."""
+    request = ValidateRequest(folder / "cost_model.json", Folders(folder, folder), plans=24)
+    predictor, _, plans = validate.chosen(request)
+    lines = [
+        {
+            "plan": number,
+            "round": 0,
+            "step_s": factor * plan.predicted.step_s,
+            "peak_bytes": plan.predicted.peak_bytes,
+        }
+        for number, plan in enumerate(plans)
+        if plan.predicted is not None
+    ]
+    return validate.validation_of(predictor, plans, lines, 8)
+
+
+@pytest.mark.ranks
+def test_a_failing_worker_is_named_and_nothing_is_written(
+    request_: ValidateRequest, folder: Path, tmp_path: Path
+) -> None:
+    model = CostModel.load(folder / "cost_model.json")
+    work = model.workload.model_copy(update={"train": model.workload.train.model_copy(update={"rng_seed": 1})})
+    model.model_copy(update={"workload": work}).save(tmp_path / "seeded.json")
+    request = replace(request_, cost_model_path=tmp_path / "seeded.json", plans=2)
+    with pytest.raises(WorkerFailed, match=r"rank 1 .*planted"):
+        validate.run(request, tmp_path / "v.json", Screen.stderr())
+    assert [path.name for path in tmp_path.iterdir()] == ["seeded.json"]
+
+
+def test_too_few_steps_or_another_device_are_refused(request_: ValidateRequest, tmp_path: Path) -> None:
+    for change, code in (({"steps": 3}, 2), ({"device": "cuda"}, 4), ({"mem_bytes": 1000}, 3)):
+        with pytest.raises(MgraphError) as caught:
+            validate.run(replace(request_, **change), tmp_path / "v.json", Screen.stderr())  # type: ignore[arg-type]
+        assert caught.value.exit_code == code
