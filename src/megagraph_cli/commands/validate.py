@@ -55,6 +55,7 @@ class ValidateRequest:
     mem_bytes: int | None = None
     plans: int = PLANS
     steps: int = STEPS
+    rounds: int = ROUNDS
     overrides: dict[str, str] = field(default_factory=dict)
     device: str | None = None
     force: bool = False
@@ -87,7 +88,7 @@ def run(request: ValidateRequest, out: Path, screen: Screen) -> Validation:
         "graph_path": str(graph.path),
         "device": device,
         "steps": request.steps,
-        "rounds": ROUNDS,
+        "rounds": request.rounds,
         "best_again": BEST_AGAIN,
         "results": str(folder / "results.jsonl"),
         "work_dir": str(folder / "work"),
@@ -152,7 +153,7 @@ def _measure(
     job_path, results = folder / "job.json", folder / "results.jsonl"
     job_path.write_text(json.dumps(job, indent=2), encoding="utf-8")
     follower, seen = Follower(results), [0]
-    again = min(BEST_AGAIN + 1, len(job["plans"])) * ROUNDS
+    again = min(BEST_AGAIN + 1, len(job["plans"])) * request.rounds
     with screen.bar(f"starting {gpus} {job['device']} workers", len(job["plans"]) + again) as bar:
         outcome = launch(
             Launch(

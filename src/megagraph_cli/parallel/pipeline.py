@@ -54,6 +54,7 @@ class SingleStage:
             if int(index) == self.num_microbatches - 1:
                 before_last()
             loss.backward()  # type: ignore[no-untyped-call]
+            del loss  # it holds on to the micro-batch's channels while the next one goes forward
 
     def infer(self) -> list[Tensor]:
         with torch.no_grad():
