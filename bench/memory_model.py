@@ -1,8 +1,8 @@
 """Predicted peak memory beside measured, for plans of several profiles on a CPU (memory does not depend on load).
 
 ``python bench/memory_model.py [--out DIR] [--plans N] [CASE ...]``: profiles, fits and runs N plans of each case (all
-of them by default; cases differ in workers, layers, sequence length and batch size), keeps a validation for each in DIR,
-then judges all validations that lie there. None of the plans was used for fitting: a profile measures single modules.
+by default; cases differ in workers, layers, sequence length and batch size), keeps both in DIR, then judges all that
+lie there with a cost model fitted afresh. No plan was used for fitting: a profile measures single modules.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from pathlib import Path
 import numpy as np
 
 from megagraph_cli import recipes
+from megagraph_cli.artifacts.profile import Profile
 from megagraph_cli.artifacts.validation import Validation
 from megagraph_cli.commands import fit, profile, validate
 from megagraph_cli.commands.profile import ProfileRequest
 from megagraph_cli.commands.validate import ValidateRequest
 from megagraph_cli.commands.workloads import Folders
 from megagraph_cli.console import Screen
+from megagraph_cli.cost import fitting
 from megagraph_cli.cost.judge import mape, r_squared
+from megagraph_cli.cost.predict import Predictor
+from megagraph_cli.cost.setting import Setting
 
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     # name: (workers, changes of the demo recipe)
@@ -69,22 +73,32 @@ def run(name: str, out: Path, plans: int) -> None:
 
 def judge(out: Path) -> None:
     """One line for each case, then all plans together."""
-    everything = []
+    everything: list[tuple[float, float, float]] = []
     for path in sorted(out.glob("*.json")):
-        plans = Validation.load(path).plans
-        everything += plans
-        tell(path.stem, plans)
-    tell("all", everything)
+        cost_model = fitting.fit(Profile.load(path.with_suffix(".profile")))
+        found = Validation.load(path)
+        predictor = Predictor(cost_model, found.workload)
+        rows = []
+        for plan in found.plans:
+            setting = Setting(plan.dims.parallel(), plan.num_microbatches, plan.schedule, plan.recompute, plan.context)
+            forecast = predictor.forecast(setting, plan.layers_per_stage)
+            rows.append((plan.measured.peak_bytes, forecast.peak_bytes, forecast.margin_bytes / forecast.peak_bytes))
+        everything += rows
+        tell(path.stem, rows)
+    if everything:
+        tell("all", everything)
 
 
-def tell(name: str, plans: list) -> None:
-    truth = [float(plan.measured.peak_bytes) for plan in plans]
-    guess = [float(plan.predicted.peak_bytes) for plan in plans]
-    margins = np.array([plan.predicted.margin_bytes / plan.predicted.peak_bytes for plan in plans])
-    under = sum(plan.predicted.peak_bytes + plan.predicted.margin_bytes < plan.measured.peak_bytes for plan in plans)
+def tell(name: str, rows: list[tuple[float, float, float]]) -> None:
+    """(measured, predicted, margin as a share of the predicted) of plans in a line."""
+    truth, guess, margins = (np.array(column) for column in zip(*rows, strict=True))
+    under = int((guess * (1 + margins) < truth).sum())
+    worst = max(0.0, float((truth / guess / (1 + margins)).max()) - 1)
+    r2 = r_squared(truth.tolist(), guess.tolist())
     print(
-        f"{name}: {len(plans)} plans, MAPE {100 * mape(truth, guess):.2f} %, R2 {r_squared(truth, guess) or 0:.5f}, "
-        f"{under} above prediction and margin, median margin {100 * np.median(margins):.2f} %",
+        f"{name}: {len(rows)} plans, MAPE {100 * mape(truth.tolist(), guess.tolist()):.2f} %, R2 {r2 or 0:.5f}, "
+        f"{under} above prediction and margin (by {100 * worst:.2f} % at most), "
+        f"median margin {100 * np.median(margins):.2f} %",
         flush=True,
     )
 

@@ -26,6 +26,11 @@ def random_cost_model(rng: random.Random, num_layers: int, batch_size: int) -> C
         for name in values:
             if quantity in _SCALE:
                 values[name] = _drawn(rng, name, _SCALE[quantity])
+    for quantity in ("forward", "backward"):
+        for module in ("layer", "last_layer_full"):
+            if rng.random() < 0.3:
+                floor = {f"{module}.call": rng.choice([1e4, 1e6]), f"{module}.less_rows": rng.choice([0.0, 500.0])}
+                terms[f"{quantity}_floor_bytes"] = terms.get(f"{quantity}_floor_bytes", {}) | floor
     ratio = rng.choice([0.0, 0.5, 2.0])
     for name in terms["backward_s"]:
         # Half of the models have a backward in proportion to the forward, as real ones nearly do.

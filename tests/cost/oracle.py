@@ -173,7 +173,9 @@ class Oracle:
             if cp > 1:
                 gathered = module == "layer" and way[1] == "allgather"
                 values |= {"allgather_rows": cp * t} if gathered else {"ring_rows": t}
-        return self.term(quantity, **{f"{name}__{key}": value for key, value in values.items()})
+        growing = self.term(quantity, **{f"{name}__{key}": value for key, value in values.items()})
+        floor = self.terms.get(quantity.replace("transient", "floor"), {})
+        return max(growing, floor.get(f"{name}.call", 0.0) - floor.get(f"{name}.less_rows", 0.0) * t)
 
     def _peak(
         self,

@@ -11,7 +11,8 @@ import pytest
 
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
 from megagraph_cli.cost.fitting import fit
-from megagraph_cli.cost.terms import fit_coefficients
+from megagraph_cli.cost.floors import Sample, fit_moments, with_floor
+from megagraph_cli.cost.terms import Size, fit_coefficients
 from megagraph_cli.errors import MgraphError
 from tests.cost import planted
 from tests.cost.planted import Planted
@@ -193,3 +194,25 @@ def test_noise_alone_makes_no_cache_break() -> None:
     for seed in range(3):
         assert "cache" not in fit(shaken(planted.profile(deep, gpus=2), 0.05, seed)).terms
     assert "cache" not in fit(planted.profile()).terms
+
+
+def test_bytes_of_two_moments_are_told_apart() -> None:
+    # 4 MB of weights' gradients, less 1000 bytes a row, until 3000 bytes a row are more: from 1000 rows on.
+    sizes = [Size(microbatch=b, rows=10) for b in (5, 20, 50, 150, 400, 800)]
+    samples = [
+        Sample({"head.call": 1.0, "head.rows": size.tokens}, size, max(3e3 * size.tokens, 4e6 - 1e3 * size.tokens))
+        for size in sizes
+    ]
+    growing, floors = fit_moments(samples)
+    assert growing["head.rows"] == pytest.approx(3e3, rel=EXACT)
+    assert floors == pytest.approx({"head.call": 4e6, "head.less_rows": 1e3}, rel=EXACT)
+    for size, sample in zip(sizes, samples, strict=True):
+        value = sum(growing[name] * regressor for name, regressor in sample.regressors.items())
+        terms = {"backward_floor_bytes": floors}
+        both = with_floor(terms, "backward_transient_bytes", "head", size, value)
+        assert both == pytest.approx(sample.value, rel=EXACT)
+
+
+def test_a_single_moment_has_no_floor() -> None:
+    terms = fit(planted.profile()).terms
+    assert terms["forward_floor_bytes"] == terms["backward_floor_bytes"] == {}

@@ -10,6 +10,7 @@ import numpy as np
 from megagraph_cli.artifacts.cost_model import CostModel, MeasuredRange, Quality, QualityTable
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
 from megagraph_cli.cost.cache import CacheBreak, LayerSamples, find_break
+from megagraph_cli.cost.floors import FLOORS, Sample, fit_moments, with_floor
 from megagraph_cli.cost.memory import OPTIMIZER_MOMENTS
 from megagraph_cli.cost.terms import (
     MODULES,
@@ -207,7 +208,11 @@ def _fit_terms(observations: Sequence[Observation]) -> dict[str, dict[str, float
     for quantity in sorted({item.quantity for item in observations}):
         # The order of the file must not move a last digit.
         mine = sorted((item for item in observations if item.quantity == quantity), key=_order)
-        terms[quantity] = fit_coefficients([item.regressors for item in mine], [item.value for item in mine])
+        if quantity in FLOORS:
+            samples = [Sample(item.regressors, item.size, item.value) for item in mine]
+            terms[quantity], terms[FLOORS[quantity]] = fit_moments(samples)
+        else:
+            terms[quantity] = fit_coefficients([item.regressors for item in mine], [item.value for item in mine])
     return terms
 
 
@@ -219,7 +224,8 @@ def _predicted(terms: dict[str, dict[str, float]], item: Observation) -> float:
     # A trial fit that held the only sample of a coefficient out predicts without it: that is its error.
     known = terms.get(item.quantity, {})
     regressors = {name: value for name, value in item.regressors.items() if name in known}
-    return float(evaluate({item.quantity: known}, item.quantity, regressors, remedy="mgraph profile"))
+    value = evaluate({item.quantity: known}, item.quantity, regressors, remedy="mgraph profile")
+    return float(with_floor(terms, item.quantity, next(iter(item.regressors)).split(".")[0], item.size, value))
 
 
 def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, float]]) -> tuple[Quality, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megagraph_cli.cost.floors import FLOORS, with_floor
 from megagraph_cli.cost.terms import Array, Size, evaluate, part_regressors
 from megagraph_cli.layout.schedules import receive_buffers
 
@@ -88,7 +89,10 @@ def stage_bytes(
     present = {part: (middle > 0).astype(float) if part == "layer" else one for part in parts}
 
     def value(quantity: str, part: str) -> Array:
-        asked = evaluate(terms, quantity, part_regressors(quantity, part, size), remedy=remedy)
+        regressors = part_regressors(quantity, part, size)
+        asked = evaluate(terms, quantity, regressors, remedy=remedy)
+        if quantity in FLOORS:
+            asked = with_floor(terms, quantity, next(iter(regressors)).split(".")[0], size, asked)
         return np.asarray(asked * present.get(part, one), dtype=float)
 
     saved_of = {part: value("saved_bytes", part) for part in parts}
