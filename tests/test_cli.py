@@ -22,14 +22,16 @@ from tests.artifacts import examples
 SHARED = {"--root", "--cache", "--json", "--yes", "--debug", "--recipe", "--dataset", "--set", "--device"}
 OPTIONS = {
     "data": SHARED | {"NAME"},
-    "profile": SHARED | {"--gpus", "--quick", "-o", "--out"},
+    "profile": SHARED | {"--gpus", "--quick", "--budget", "-o", "--out"},
     "fit": SHARED | {"PROFILE", "-o", "--out", "--force", "--with"},
     "validate": SHARED | {"--gpus", "--plans", "--steps", "--mem", "--cost-model", "-o", "--out", "--force"},
     "search": SHARED
     | {"--gpus", "--mem", "--cost-model", "-o", "--out", "--force", "--top"}
     | {"--pp", "--cp", "--dp", "--microbatches", "--schedule", "--layers", "--recompute", "--context"}
     | {"--explain", "--compare", "--report", "--trace"},
-    "train": SHARED | {"--plan", "--epochs", "--max-steps", "--run-dir", "--resume"} | {"--dry-run", "--force"},
+    "train": SHARED
+    | {"--plan", "--epochs", "--max-steps", "--run-dir", "--resume"}
+    | {"--dry-run", "--force", "--trace"},
 }
 """The command line that users script against. It changes on purpose only, together with the contracts."""
 

@@ -104,6 +104,9 @@ def profile(
     sets: SetOption = None,
     gpus: GpusOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes: under a minute, for CI.")] = False,
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=10, metavar="SECONDS", help="About how long it may take.")
+    ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The profile to write.")] = Path("profile.json"),
     root: RootOption = None,
     cache: CacheOption = None,
@@ -118,7 +121,7 @@ def profile(
     from megagraph_cli.commands import tables
 
     resolved = recipes.resolve(dataset, recipe, sets or [])
-    request = command.ProfileRequest(resolved, folders, device or Device.auto, gpus, quick)
+    request = command.ProfileRequest(resolved, folders, device or Device.auto, gpus, quick, budget)
     screen = Screen.stderr()
     measured = command.run(request, out, screen)
     if as_json:
@@ -272,6 +275,10 @@ def train(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on in DIR from its last checkpoint.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="JSON", help="Also write a few measured steps, in Chrome's format."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the torchrun command line and stop.")] = False,
     sets: SetOption = None,
     force: ForceOption = False,
@@ -301,6 +308,7 @@ def train(
         run_dir=run_dir,
         resume=resume,
         force=force,
+        trace=trace,
     )
     if dry_run:
         line = command.command_line(request)

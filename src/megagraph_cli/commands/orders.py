@@ -10,7 +10,7 @@ from megagraph_cli import recipes
 from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.commands import rundir
-from megagraph_cli.commands.devices import Device, check_workers, choose_device, device_of_artifact
+from megagraph_cli.commands.devices import Device, check_workers, check_writable, choose_device, device_of_artifact
 from megagraph_cli.commands.workloads import Folders
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 from megagraph_cli.graph.graph import Graph
@@ -36,6 +36,7 @@ class TrainRequest:
     run_dir: Path | None = None
     resume: Path | None = None
     force: bool = False
+    trace: Path | None = None
     worker: str = WORKER
 
 
@@ -55,6 +56,8 @@ class CheckedRequest:
 
 def check(request: TrainRequest) -> CheckedRequest:
     """What a request comes to. Raises MgraphError: bad usage or plan (2), plan and request disagree (4)."""
+    if request.trace is not None:
+        check_writable(request.trace)
     if request.resume is not None:
         rundir.planned(request.run_dir, request.resume, "")
     source = _plan_path(request)

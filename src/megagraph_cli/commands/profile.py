@@ -31,6 +31,7 @@ class ProfileRequest:
     device: str = "auto"
     gpus: int | None = None
     quick: bool = False
+    budget_s: float | None = None
     worker: str = WORKER
 
 
@@ -63,6 +64,7 @@ def _measure(
         "graph_path": str(graph.path),
         "device": device,
         "quick": request.quick,
+        "budget_s": request.budget_s,
         "out": str(folder / "profile.json"),
         "progress_file": str(folder / "progress.jsonl"),
         "threads": threads_per_worker(num_workers),

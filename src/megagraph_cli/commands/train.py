@@ -64,6 +64,7 @@ def _job(
         "threads": threads_per_worker(order.plan.gpus),
         "launcher_pid": os.getpid(),
         "overrides": order.overrides,
+        "trace": None if request.trace is None else str(request.trace.absolute()),
     }
 
 

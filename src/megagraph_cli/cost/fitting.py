@@ -208,6 +208,9 @@ def _fit_terms(observations: Sequence[Observation]) -> dict[str, dict[str, float
     for quantity in sorted({item.quantity for item in observations}):
         # The order of the file must not move a last digit.
         mine = sorted((item for item in observations if item.quantity == quantity), key=_order)
+        if quantity == "saved_bytes":
+            # Gathered rows are not saved, but a CPU's collectives free them on threads that no meter follows.
+            mine = [item for item in mine if item.size.context != "allgather"] or mine
         if quantity in FLOORS:
             samples = [Sample(item.regressors, item.size, item.value) for item in mine]
             terms[quantity], terms[FLOORS[quantity]] = fit_moments(samples)
@@ -234,7 +237,7 @@ def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, fl
     Where nothing could be held out the margin comes from the samples that were fitted.
     """
     samples = [sample for sample in usable if sample.module != "optimizer"]
-    observations = [item for item in compute_observations(samples) if item.quantity == "saved_bytes"]
+    observations = [item for item in compute_observations(samples) if item.quantity == "batch_bytes"]
     held_out = _held_out(observations)
     measured, predicted = [], []
     fitted_under = 0.0

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,12 +20,19 @@ from torch import Tensor, nn
 from megagraph_cli.layout.schedules import SCHEDULES
 
 Notice = Callable[[], None]
+SpanOf = Callable[[Literal["device", "link", "host"], str], AbstractContextManager[None]]
+"""(lane, name) -> what to work inside of, so that it can be timed."""
+
+
+def no_span(lane: str, name: str) -> AbstractContextManager[None]:  # noqa: ARG001
+    """Times nothing."""
+    return nullcontext()
 
 
 class Pipeline(Protocol):
     """Runs all micro-batches of one step on this rank's stage."""
 
-    def step(self, before_last: Notice) -> None:
+    def step(self, before_last: Notice, span: SpanOf = no_span) -> None:
         """Forward and backward of all micro-batches; gradients accumulate in the parameters.
 
         ``before_last`` is called once, before the last backward: what it adds to a gradient makes it complete.
@@ -48,12 +56,14 @@ class SingleStage:
     num_microbatches: int
     loss: LossFunction
 
-    def step(self, before_last: Notice) -> None:
+    def step(self, before_last: Notice, span: SpanOf = no_span) -> None:
         for index in torch.split(torch.arange(self.num_microbatches), 1):
-            loss = self.loss(self.module(index, index), index)
+            with span("device", f"forward {int(index)}"):
+                loss = self.loss(self.module(index, index), index)
             if int(index) == self.num_microbatches - 1:
                 before_last()
-            loss.backward()  # type: ignore[no-untyped-call]
+            with span("device", f"backward {int(index)}"):
+                loss.backward()  # type: ignore[no-untyped-call]
             del loss  # it holds on to the micro-batch's channels while the next one goes forward
 
     def infer(self) -> list[Tensor]:
@@ -130,15 +140,23 @@ class _Inbox:
 
 
 class _Outbox:
-    """Messages of one direction; a tensor stays alive until it has left."""
+    """Messages of one direction; a tensor stays alive until it is known to have arrived.
+
+    gloo says that a message has left only when it is waited for, so the caller tells what must have been received.
+    """
 
     def __init__(self, group: dist.ProcessGroup, destination: int) -> None:
         self._group, self._destination = group, destination
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
+        self._arrived = 0
+
+    def arrived(self, count: int) -> None:
+        """The first ``count`` messages were received at the other end: waiting for them takes no time."""
+        while self._arrived < count:
+            self._leaving.popleft()[1].wait()
+            self._arrived += 1
 
     def put(self, tensor: Tensor) -> None:
-        while self._leaving and self._leaving[0][1].is_completed():
-            self._leaving.popleft()[1].wait()
         tensor = tensor.contiguous()
         work = dist.isend(tensor, group=self._group, group_dst=self._destination)
         assert work is not None
@@ -168,10 +186,20 @@ class Staged:
     ) -> None:
         self._module, self._loss, self._boundary = module, loss, boundary
         self._at, self._count = neighbours, num_microbatches
-        self._order = SCHEDULES[schedule].order(neighbours.stage, neighbours.num_stages, num_microbatches)
+        order = SCHEDULES[schedule].order
+        self._order = order(neighbours.stage, neighbours.num_stages, num_microbatches)
+        # When x of a micro-batch comes, the stage before has done, and so received, that many backwards.
+        self._returned: dict[int, int] = {}
+        if not neighbours.first:
+            done = 0
+            for work in order(neighbours.stage - 1, neighbours.num_stages, num_microbatches):
+                if work.kind == "backward":
+                    done += 1
+                else:
+                    self._returned[work.microbatch] = done
         neighbours.meet(boundary.device)
 
-    def step(self, before_last: Notice) -> None:
+    def step(self, before_last: Notice, span: SpanOf = no_span) -> None:
         arriving, leaving = self._down()
         returning = None if self._at.last else _Inbox(self._at.up, self._at.stage + 1, self._boundary, self._count)
         passing = None if self._at.first else _Outbox(self._at.up, self._at.stage - 1)
@@ -179,17 +207,31 @@ class Staged:
         for place, work in enumerate(self._order):
             index = torch.tensor([work.microbatch])
             if work.kind == "forward":
-                x = index if arriving is None else arriving.take().requires_grad_()
-                out = self._module(x, index)
-                if leaving is not None:
-                    leaving.put(out.detach())
-                held[work.microbatch] = x, self._loss(out, index) if self._at.last else out
+                x = index
+                if arriving is not None:
+                    with span("link", f"receive for forward {work.microbatch}"):
+                        x = arriving.take().requires_grad_()
+                    if passing is not None:
+                        passing.arrived(self._returned[work.microbatch])
+                with span("device", f"forward {work.microbatch}"):
+                    out = self._module(x, index)
+                    if leaving is not None:
+                        leaving.put(out.detach())
+                    held[work.microbatch] = x, self._loss(out, index) if self._at.last else out
                 continue
             if place == len(self._order) - 1:
                 before_last()
             x, out = held.pop(work.microbatch)
-            torch.autograd.backward(out, None if returning is None else returning.take())
-            del out
+            gradient = None
+            if returning is not None:
+                with span("link", f"receive for backward {work.microbatch}"):
+                    gradient = returning.take()
+                if leaving is not None:
+                    # A gradient that comes back tells that its x arrived.
+                    leaving.arrived(work.microbatch + 1)
+            with span("device", f"backward {work.microbatch}"):
+                torch.autograd.backward(out, gradient)
+            del out, gradient
             if passing is not None:
                 assert x.grad is not None
                 passing.put(x.grad)

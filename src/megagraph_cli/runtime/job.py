@@ -22,7 +22,10 @@ class Job(BaseModel):
 
 
 class TrainJob(Job):
-    """``mgraph train``. ``epochs`` and ``max_steps`` bound the run; ``stop_file`` asks it to stop when it appears."""
+    """``mgraph train``. ``epochs`` and ``max_steps`` bound the run; ``stop_file`` asks it to stop when it appears.
+
+    The timeline of a few steps goes to ``trace``.
+    """
 
     plan: Path
     run_dir: Path
@@ -32,13 +35,18 @@ class TrainJob(Job):
     resume: bool
     stop_file: Path
     overrides: dict[str, Any] = {}
+    trace: Path | None = None
 
 
 class ProfileJob(Job):
-    """``mgraph profile``. The profile is written to ``out``, a line per measurement to ``progress_file``."""
+    """``mgraph profile``. The profile is written to ``out``, a line per measurement to ``progress_file``.
+
+    ``budget_s``: about how long it may take.
+    """
 
     workload: Workload
     quick: bool
+    budget_s: float | None = None
     out: Path
     progress_file: Path
 

@@ -16,6 +16,7 @@ from megagraph_cli.runtime.meters import metered
 from megagraph_cli.runtime.probes import PLAIN, Context, Probe, Way, context_mesh
 
 Module = Literal["input", "layer", "last_layer", "head", "optimizer"]
+_READINGS = 3
 _MEMORY = ("parameters", "saved", "forward_peak", "backward_peak", "batch")
 
 
@@ -99,8 +100,16 @@ def _one_run(probe: Probe) -> tuple[float, float]:
 
 
 def _memory_of(probe: Probe) -> list[int]:
-    """[saved, forward peak, backward peak] of one micro-batch; one run goes before, so that nothing is first."""
+    """[saved, forward peak, backward peak] of one micro-batch; one run goes before, so that nothing is first.
+
+    The least of several readings: a collective's own thread may free memory late, and only ever adds to a reading.
+    """
     probe.backward(probe.forward())
+    readings = [_one_reading(probe) for _ in range(_READINGS if probe.way.context == "allgather" else 1)]
+    return [min(values) for values in zip(*readings, strict=True)]
+
+
+def _one_reading(probe: Probe) -> list[int]:
     with metered(probe.context.device, from_zero=True) as ahead:
         out = probe.forward()
     with metered(probe.context.device, from_zero=True) as back:

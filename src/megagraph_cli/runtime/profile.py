@@ -7,6 +7,7 @@ the same time on as many workers as fit: workers of a real run share memory band
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,11 @@ from megagraph_cli.runtime.setup import Worker, run_worker
 MESSAGE_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22)
 LAYER_S = {False: 0.2, True: 0.06}
 """About how long the largest micro-batch may take in one layer, by ``quick``."""
+FULL_S = 180.0
+"""Seconds that the whole profile may take: a smaller ``--budget`` measures smaller micro-batches."""
+BUDGET_SHARE = 0.8
+"""Steps are behind when they have taken more than this share of their part of the budget: starting and ending takes the
+rest."""
 MEMORY_SHARE = 0.6
 """Sizes stop at this share of the free memory."""
 
@@ -49,7 +55,7 @@ class Grid:
         """Micro-batches up to ``largest`` in steps that tell a constant from a slope; messages over four decades."""
         top = max(1, min(batch_size, largest))
         parts = (8, 2, 1) if quick else (16, 4, 2, 1)
-        deep = (1, 2) if quick else (1, 2, 4)
+        deep = (1, 2) if quick else (1, 2, 4, 8)
         return cls(
             layers=tuple(n for n in deep if n <= max(1, num_layers - 1)),
             microbatches=tuple(sorted({max(1, top // part) for part in parts})),
@@ -62,13 +68,18 @@ class Grid:
         if way == PLAIN:
             return Sizes(self.layers, self.microbatches)
         some = {self.microbatches[0], *self.microbatches[-2:]} if len(self.microbatches) > 3 else self.microbatches
-        return Sizes(tuple(sorted({self.layers[0], self.layers[-1]})), tuple(sorted(some)))
+        return Sizes(tuple(sorted({self.layers[0], *self.layers[1:3][-1:]})), tuple(sorted(some)))
+
+
+def fewer(sizes: Sizes) -> Sizes:
+    """What is left of sizes when time is short: two of each, which still tell a constant from a slope."""
+    return Sizes(sizes.layers[:2], sizes.microbatches[:2])
 
 
 class Step(Protocol):
-    """One part of the profile; every rank takes it together."""
+    """One part of the profile; every rank takes it together. ``hurried``: behind the budget."""
 
-    def __call__(self) -> None: ...
+    def __call__(self, *, hurried: bool) -> None: ...
 
 
 @dataclass
@@ -83,6 +94,7 @@ class Profiler:
     host: list[HostSample] = field(default_factory=list)
 
     def measure_all(self) -> None:
+        begin_s = time.perf_counter()
         alone = self._group_of(1)
         assert alone is not None
         grid = self._choose_grid(alone)
@@ -90,13 +102,25 @@ class Profiler:
         for done, (what, step) in enumerate(steps):
             self._tell(done, len(steps), what)
             dist.barrier()
-            step()
+            step(hurried=self._behind(time.perf_counter() - begin_s, done / len(steps)))
         self._tell(len(steps), len(steps), "done")
+
+    def _behind(self, elapsed_s: float, share_done: float) -> bool:
+        """Whether more of the budget is gone than of the work is done: rank 0's clock, told to all."""
+        if self.job.budget_s is None:
+            return False
+        behind = torch.tensor(float(elapsed_s > self.job.budget_s * share_done * BUDGET_SHARE and share_done > 0))
+        behind = behind.to(self.worker.device)
+        dist.broadcast(behind, src=0)
+        return bool(behind.item())
 
     def _choose_grid(self, alone: dist.ProcessGroup) -> Grid:
         sharers = self.worker.world_size if self.worker.device.type == "cpu" else 1
         usable = MEMORY_SHARE * free_bytes(self.worker.device) / sharers
-        largest = largest_microbatch(self.context, alone, LAYER_S[self.job.quick], usable)
+        layer_s = LAYER_S[self.job.quick]
+        if self.job.budget_s is not None:
+            layer_s = min(layer_s, LAYER_S[False] * self.job.budget_s / FULL_S)
+        largest = largest_microbatch(self.context, alone, layer_s, usable)
         workload = self.job.workload
         return Grid.of(workload.batch.batch_size, workload.model.num_layers, quick=self.job.quick, largest=largest)
 
@@ -128,19 +152,19 @@ class Profiler:
                 mine = group
         return mine
 
-    def _modules(self, sizes: Sizes, cp: int, group: dist.ProcessGroup | None, way: Way) -> None:
-        self.compute += measure_modules(self.context, cp, group, way, sizes)
+    def _modules(self, sizes: Sizes, cp: int, group: dist.ProcessGroup | None, way: Way, *, hurried: bool) -> None:
+        self.compute += measure_modules(self.context, cp, group, way, fewer(sizes) if hurried else sizes)
 
-    def _optimizer(self, alone: dist.ProcessGroup, layers: int) -> None:
+    def _optimizer(self, alone: dist.ProcessGroup, layers: int, *, hurried: bool) -> None:  # noqa: ARG002
         self.compute.append(measure_optimizer(self.context, alone, layers))
 
-    def _host(self, targets: int) -> None:
+    def _host(self, targets: int, *, hurried: bool) -> None:  # noqa: ARG002
         self.host += measure_host(self.context, targets)
 
-    def _p2p(self, grid: Grid) -> None:
+    def _p2p(self, grid: Grid, *, hurried: bool) -> None:  # noqa: ARG002
         self.comm += [measure_p2p(self.worker.device, size) for size in grid.messages]
 
-    def _all_reduce(self, grid: Grid, size: int, group: dist.ProcessGroup) -> None:
+    def _all_reduce(self, grid: Grid, size: int, group: dist.ProcessGroup, *, hurried: bool) -> None:  # noqa: ARG002
         self.comm += [measure_all_reduce(self.worker.device, group, size, message) for message in grid.messages]
 
     def _tell(self, done: int, total: int, what: str) -> None:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megagraph_cli.parallel.data import GradientBuffer
+from megagraph_cli.parallel.pipeline import SpanOf, no_span
 from megagraph_cli.parallel.row_adamw import RowAdamW
 from megagraph_cli.parallel.table import TableGradient
 from megagraph_cli.runtime.build import SHARED_PARAMETERS, TABLE, StageParts
@@ -41,7 +42,14 @@ class TrainStep:
         self.grad_clip = train.grad_clip
 
     def run(
-        self, batch: Sequence[DeviceBatch], *, step: int, num_targets: int, lr: float, stop_vote: bool = False
+        self,
+        batch: Sequence[DeviceBatch],
+        *,
+        step: int,
+        num_targets: int,
+        lr: float,
+        stop_vote: bool = False,
+        span: SpanOf = no_span,
     ) -> Tensor:
         """Train on this replica's micro-batches. ``num_targets`` counts the targets of the whole global batch."""
         runner = self.parts.runner
@@ -51,13 +59,16 @@ class TrainStep:
         self.gradients.zero()
         if self.table is not None:
             self.table.begin([part.nodes.rows for part in batch if part.nodes is not None])
-        self.parts.pipeline.step(self.gradients.expect_last)
+        self.parts.pipeline.step(self.gradients.expect_last, span)
         runner.inbox = ()
-        self.gradients.reduce()
-        if self.table is not None:
-            self.table.reduce()
-        summary = self._summarise(stop_vote)
-        self.apply(summary[1], lr)
+        with span("link", "reduction"):
+            self.gradients.reduce()
+            if self.table is not None:
+                self.table.reduce()
+        with span("link", "norm"):
+            summary = self._summarise(stop_vote)
+        with span("device", "optimizer"):
+            self.apply(summary[1], lr)
         return summary
 
     def holders(self, batch: Sequence[DeviceBatch]) -> dict[str, list[Tensor]]:

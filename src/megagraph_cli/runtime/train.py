@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -47,6 +48,7 @@ from megagraph_cli.runtime.rewards import ArmRewards
 from megagraph_cli.runtime.setup import Worker, run_worker
 from megagraph_cli.runtime.step import TrainStep, learning_rate
 from megagraph_cli.runtime.tensors import to_device
+from megagraph_cli.runtime.trace import Tracer
 
 _METERED_STEPS = 2
 """The first step of a process makes the optimizer's state, the second is the first whole one. After these only cuda,
@@ -69,6 +71,7 @@ class Trainer:
         )
         self.metrics = MetricsFile(job.run_dir / "metrics.jsonl") if rank == 0 else None
         self.meter = RankMeter(rank, parts.mesh.place)
+        self.tracer = Tracer(job.trace, rank, parts.mesh.place, parts.device)
         self.stopped = False
         # On a CPU a step ends when it returns; on cuda its loss is read a step late, so that nothing waits for it.
         self._lag = 0 if parts.device.type == "cpu" else 1
@@ -100,6 +103,7 @@ class Trainer:
         save_checkpoint(self.job.run_dir, self.state, self.step)
         test_score = None if self.stopped else self._test()
         status: Literal["completed", "interrupted"] = "interrupted" if self.stopped else "completed"
+        self.tracer.write()
         write_run(self.job.run_dir, self.plan, status, self.state, self.meter, test_score)
 
     def measure(self) -> RankRecord:
@@ -123,7 +127,8 @@ class Trainer:
         builder = self.parts.builder
 
         def draw(index: int) -> Drawn:
-            return builder.draw(self._share(order, first + index), epoch=epoch, view=0)
+            with self.tracer.span("host", "construction"):
+                return builder.draw(self._share(order, first + index), epoch=epoch, view=0)
 
         self._last_read_s = time.perf_counter()
         with Prefetcher(Begun(draw, builder.finish, count), count) as batches:
@@ -161,18 +166,34 @@ class Trainer:
         device_batch = [to_device(part, self.parts.device) for part in batch]
         stop_vote = self.meter.rank == 0 and self.job.stop_file.exists()
         run = partial(
-            self.step.run, device_batch, step=self.state.step, num_targets=num_targets, lr=lr, stop_vote=stop_vote
+            self.step.run,
+            device_batch,
+            step=self.state.step,
+            num_targets=num_targets,
+            lr=lr,
+            stop_vote=stop_vote,
+            span=self.tracer.span,
         )
         if len(self.meter.step_s) < _METERED_STEPS:
             with metered(self.parts.device, holders=self.step.holders(device_batch)) as reading:
                 summary = run()
             self.meter.saw_peak(reading.peak_bytes, reading.categories)
-        elif self.parts.device.type == "cuda":
+        else:
+            self.tracer.begin_step()
+            summary = self._plain_step(run)
+            self.tracer.end_step()
+        self._after_step(summary, lr, num_targets)
+
+    def _plain_step(self, run: Callable[[], Tensor]) -> Tensor:
+        """A step without the slow meter; on cuda its peak is still told."""
+        if self.parts.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.parts.device)
             summary = run()
             self.meter.saw_peak(torch.cuda.max_memory_allocated(self.parts.device))
-        else:
-            summary = run()
+            return summary
+        return run()
+
+    def _after_step(self, summary: Tensor, lr: float, num_targets: int) -> None:
         self.state.step += 1
         self.state.targets_done += num_targets
         line = {"step": self.state.step, "epoch": self.state.epoch, "lr": lr}
