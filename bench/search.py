@@ -1,7 +1,7 @@
 """The search against an enumeration that shares no code with it, and how long large searches take.
 
-``python bench/search.py [INSTANCES]``: optimum, whole front and counts of random instances (a tenth of them with 24
-layers on up to 4 stages or 12 on up to 8), then process seconds of two large searches.
+``python bench/search.py [INSTANCES [FIRST]]``: optimum, whole front and counts of random instances (a tenth of them
+with 24 layers on up to 4 stages or 12 on up to 8), then process seconds of large searches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ LARGE = (
 def main() -> None:
     """Print one line per comparison; an instance that differs ends the run with its seed."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    seeds = [*range(count - count // 10), *range(LONG_FROM, LONG_FROM + count // 10)]
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    seeds = [*range(first, first + count - count // 10), *range(LONG_FROM + first, LONG_FROM + first + count // 10)]
     for done, seed in enumerate(seeds, start=1):
         compare(seed)
         if done % 50 == 0:

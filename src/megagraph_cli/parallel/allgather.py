@@ -21,7 +21,10 @@ from megagraph_cli.parallel.context import Ring, RingCall, merge, pack, unpack
 
 
 def gather_blocks(ring: Ring, own: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (owner, its block), own block first, while the blocks of the others are on their way."""
+    """Yield (owner, its block), own block first, while the blocks of the others are on their way.
+
+    ``own`` is used up: no block may be looked at when the last was visited.
+    """
     blocks = own.new_empty((ring.size * own.shape[0], *own.shape[1:]))
     work = all_gather(blocks, own, ring.group, async_op=True)
     yield ring.rank, own
@@ -30,17 +33,26 @@ def gather_blocks(ring: Ring, own: Tensor) -> Iterator[tuple[int, Tensor]]:
     for hop in range(1, ring.size):
         owner = (ring.rank - hop) % ring.size
         yield owner, blocks.view(ring.size, *own.shape)[owner]
+    _let_go(own, blocks)
+
+
+def _let_go(*tensors: Tensor) -> None:
+    """Free what was sent and received here and now: gloo's threads hold on to a collective's tensors for a while."""
+    for tensor in tensors:
+        tensor.untyped_storage().resize_(0)
 
 
 def scatter_sum(ring: Ring, blocks: Tensor) -> Tensor:
     """This rank's block of the sum over all ranks of ``blocks`` [P, ...].
 
-    An all-to-all and a sum rather than a reduce-scatter: the same bytes on the wire, which gloo would double, and a
-    sum in the order of the ranks.
+    ``blocks`` is used up. An all-to-all and a sum rather than a reduce-scatter: the same bytes on the wire, which gloo
+    would double, and a sum in the order of the ranks.
     """
     received = torch.empty_like(blocks)
     dist.all_to_all_single(received, blocks, group=ring.group)
-    return received.sum(dim=0)
+    total = received.sum(dim=0)
+    _let_go(received, blocks)
+    return total
 
 
 class _AllGatherAttention(torch.autograd.Function):
