@@ -35,6 +35,7 @@ from megagraph_cli.console import Screen
 from megagraph_cli.graph.graph import Graph
 from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.graph.sequences import build_sequences
+from megagraph_cli.kernelcache import kernel_folder
 from parts import plain as peer
 from parts.watch import Watch, is_worker, private_bytes, resident_bytes
 
@@ -166,7 +167,7 @@ def main() -> None:
     chosen = parser.parse_args()
     # The workers find parts.beforehand here, and compiled kernels where mgraph keeps them.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE / "numba"))
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_folder(CACHE)))
     for part in chosen.parts.split(","):
         if part == "prepare":
             prepare(chosen.big)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from megagraph_cli.kernelcache import kernel_folder
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """One thread for torch in each test process, and one place for compiled kernels, whoever compiles them first.
@@ -15,7 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if config.cache is not None:
-        os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_folder(config.cache.mkdir("kernels"))))
 
 
 @pytest.fixture(scope="session")

@@ -84,9 +84,22 @@ def test_compare_forecasts_the_other_plan_by_this_cost_model(request_: SearchReq
     with pytest.raises(MgraphError, match="--gpus 2") as caught:
         explain.compare(request_, tmp_path / "two.json")
     assert caught.value.exit_code == 4
+    for key, value in (("dtype", "float64"), ("dtype", "bfloat16"), ("matmul_precision", "tf32")):
+        retrained(other, key, value).save(tmp_path / "train.json")
+        with pytest.raises(MgraphError, match=rf"train\.{key} = '{value}'") as caught:
+            explain.compare(request_, tmp_path / "train.json")
+        assert caught.value.exit_code == 4
+    retrained(other, "lr", 0.5).save(tmp_path / "train.json")  # costs nothing, so it stands in no way
+    assert explain.compare(request_, tmp_path / "train.json").candidate == found.candidate
     with pytest.raises(MgraphError, match=r"model\.num_layers") as caught:
         explain.compare(replace(request_, overrides={"model.num_layers": "14"}), tmp_path / "other.json")
     assert caught.value.exit_code == 4
+
+
+def retrained(plan: Plan, key: str, value: object) -> Plan:
+    """The plan for a workload whose ``train`` section differs by one key."""
+    train = plan.workload.train.model_copy(update={key: value})
+    return plan.model_copy(update={"workload": plan.workload.model_copy(update={"train": train})})
 
 
 class Page(HTMLParser):

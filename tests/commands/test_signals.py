@@ -27,13 +27,9 @@ START_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[str, str]:
-    """One prepared graph for all tests here, kernels compiled once for all runs of the tests."""
-    assert pytestconfig.cache is not None
-    return os.environ | {
-        "MGRAPH_CACHE": str(tmp_path_factory.mktemp("graphs")),
-        "NUMBA_CACHE_DIR": str(pytestconfig.cache.mkdir("numba")),
-    }
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One prepared graph for all tests here."""
+    return os.environ | {"MGRAPH_CACHE": str(tmp_path_factory.mktemp("graphs"))}
 
 
 @pytest.fixture

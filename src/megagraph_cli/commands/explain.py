@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megagraph_cli.artifacts.plan import Plan
+from megagraph_cli.artifacts.workload import BatchSection, DatasetSection, ModelSection
 from megagraph_cli.commands.search import SearchRequest, pins_of, resolved
 from megagraph_cli.cost.explain import PlanCost, cost_of, leanest, reasons
 from megagraph_cli.cost.predict import Predictor
@@ -18,6 +19,13 @@ from megagraph_cli.errors import EXIT_INFEASIBLE, EXIT_STALE, MgraphError
 
 NUMBERS = {"pp": "pp", "cp": "cp", "dp": "dp", "microbatches": "num_microbatches"}
 NAMES = ("schedule", "recompute", "context")
+_DECIDING = {
+    "dataset": tuple(DatasetSection.model_fields),
+    "model": tuple(ModelSection.model_fields),
+    "batch": tuple(BatchSection.model_fields),
+    "train": ("dtype", "matmul_precision"),
+}
+"""What a step's seconds and bytes depend on; the rest of ``train`` may differ between plans that are compared."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +131,9 @@ def _check_same(other: Plan, predictor: Predictor, gpus: int, path: Path) -> Non
         raise MgraphError(
             f"{path} is for {other.gpus} workers, not {gpus}; compare under --gpus {other.gpus}", EXIT_STALE
         )
-    for section in ("dataset", "model", "batch"):
+    for section, keys in _DECIDING.items():
         mine, theirs = getattr(predictor.workload, section), getattr(other.workload, section)
-        for key in type(mine).model_fields:
+        for key in keys:
             if getattr(mine, key) != getattr(theirs, key):
                 raise MgraphError(
                     f"{path} was made for {section}.{key} = {getattr(theirs, key)!r}, not {getattr(mine, key)!r}; "

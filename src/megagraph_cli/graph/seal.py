@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,8 @@ def seal(folder: Path, files: Mapping[str, int]) -> None:
         part.write_text(json.dumps(_account(folder, files)), encoding="utf-8")
         part.replace(folder / SEAL)
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only file system refuses even to remove what is not there
+            part.unlink(missing_ok=True)
 
 
 def _account(folder: Path, files: Mapping[str, int]) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Bytes that a training step puts on the wire, exactly: what the runtime sends and what the cost model reckons with.
+"""Bytes that a training step puts on the wire, exactly: what the runtime sends, checked against it by test.
 
 All functions count what the ranks of a group send together. A message counts once; collectives count as their
 bandwidth-optimal algorithms move them: of n bytes on each of g ranks, a sum moves 2 (g - 1) n, a gather g (g - 1) n,

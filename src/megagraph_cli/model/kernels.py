@@ -5,8 +5,6 @@ number of rows leaves lanes idle. Keys and values come in tiles, packed where th
 probabilities and per-head bias exist for one row of one tile alone. Padded columns are left out, not masked. Scores
 are kept in base 2. The bias's offset is left out: softmax does not feel a constant, and its gradient is zero.
 
-numba's on-disk cache notices changes of this file alone: raise VERSION with every change of tiles.py or simd.py.
-
 Legend: B sequences, R rows, C columns, H heads, E head dim, M channels, G tokens; lines, tiles and sheets as in
 tiles.py.
 """
@@ -20,7 +18,6 @@ from numba import njit
 
 from megagraph_cli.model import simd, tiles
 
-VERSION = 5
 COLUMNS = 32
 """Columns of a tile: sheets of k, v, grad_k and grad_v with E = 8 are 32 KiB in float32."""
 MASKED = -1e30
