@@ -63,10 +63,10 @@ def recipe(
 
 def orders(size: int) -> list[Order]:
     """Every plan of ``size`` workers for 1, 2 and 4, three plans of 3 workers and four of 8; and the lean ones."""
-    return [*_plain_orders(size), *_lean_orders(size)]
+    return [*_plain_orders(size), *lean_orders(size)]
 
 
-def _lean_orders(size: int) -> list[Order]:
+def lean_orders(size: int) -> list[Order]:
     """Layers run again in the backward, keys and values gathered: each alone and both, inside pipelines too."""
     lean = {
         1: [(ParallelDims(1, 1, 1), (5,), 2, "gpipe", "full", "ring")],

@@ -11,7 +11,7 @@ import pytest
 from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.layout.dims import AXES, ParallelDims
 from megagraph_cli.runtime.build import TABLE, Order
-from tests.parity.cases import SPLITS, Case, orders, table_orders
+from tests.parity.cases import SPLITS, Case, lean_orders, orders, table_orders
 from tests.parity.runner import Outcome, run_cases
 from tests.ranks import run_ranks
 
@@ -124,11 +124,12 @@ def test_every_plan_trains_the_same_table(size: int, graph_path: Path, dataset: 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_dropout_does_not_depend_on_the_plan(size: int, graph_path: Path, dataset: str) -> None:
-    """Dropout 0.3 in input, residuals and attention: the same masks under every plan."""
+    """Dropout 0.3 in input, residuals and attention: the same masks under every plan, also in layers that run again."""
     dims = {2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)], 3: [(3, 1, 1), (1, 1, 3)]}[size]
     cases = [
         Case(Order(ParallelDims(*each), AXES, SPLITS[each[0]][0], 3, "gpipe"), "float64", dropout=0.3) for each in dims
     ]
+    cases += [Case(order, "float64", dropout=0.3) for order in lean_orders(size)]
     one = Case(Order(ParallelDims(1, 1, 1), AXES, (5,), 1, "gpipe"), "float64", dropout=0.3)
     (expected,) = run(1, graph_path, dataset, [one])
     outcomes = run(size, graph_path, dataset, cases)

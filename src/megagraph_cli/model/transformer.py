@@ -83,7 +83,8 @@ class Stage(nn.Module):
     def _run(self, layer: Callable[[Tensor, AttentionBias, Tensor], Tensor], x: Tensor, bias: AttentionBias) -> Tensor:
         if not (self.recompute and torch.is_grad_enabled()):
             return layer(x, bias, self.token_bias)
-        out: Tensor = checkpoint(layer, x, bias, self.token_bias, use_reentrant=False)
+        # No generator's state to keep: masks are functions of their place.
+        out: Tensor = checkpoint(layer, x, bias, self.token_bias, use_reentrant=False, preserve_rng_state=False)
         return out
 
     def _embed(self, inputs: Tensor | NodeInput, bias: AttentionBias) -> Tensor:
