@@ -20,3 +20,9 @@ def test_blocks_cover_the_padded_sequence_once(num_sampled: int, num_super: int,
 def test_the_published_setting_has_17_rows() -> None:
     assert RowLayout(15, 1, 1, cp=4).sequence_rows == 17
     assert RowLayout(15, 1, 1, cp=4).rows_per_rank == 5
+
+
+def test_ranks_past_the_last_row_are_empty() -> None:
+    assert RowLayout(3, 1, 1, cp=4).empty_ranks == {3}
+    assert RowLayout(1, 0, 1, cp=4).empty_ranks == {2, 3}
+    assert RowLayout(5, 1, 1, cp=4).empty_ranks == frozenset()

@@ -42,3 +42,8 @@ class RowLayout:
         """Rows of one rank in the padded sequence."""
         start = cp_rank * self.rows_per_rank
         return range(start, start + self.rows_per_rank)
+
+    @property
+    def empty_ranks(self) -> frozenset[int]:
+        """Ranks that hold nothing but padding."""
+        return frozenset(rank for rank in range(self.cp) if self.rows_of(rank).start >= self.sequence_rows)

@@ -33,7 +33,8 @@ def broadcast_bytes(message_bytes: int, group_size: int) -> int:
 class AttentionSizes:
     """One attention call on one of ``cp`` ranks: ``microbatch`` sequences of ``rows`` rows, ``hidden_dim``, heads.
 
-    ``itemsize`` of queries, keys and values (2 under bfloat16 autocast), ``stats_itemsize`` of softmax statistics.
+    ``itemsize`` of queries, keys and values (2 under bfloat16 autocast), ``stats_itemsize`` of softmax statistics and
+    of sums of dK/dV; ``empty`` ranks hold nothing but padding.
     """
 
     cp: int
@@ -43,11 +44,17 @@ class AttentionSizes:
     num_heads: int
     itemsize: int
     stats_itemsize: int
+    empty: int = 0
 
     @property
     def kv_bytes(self) -> int:
         """Keys and values of one rank's rows."""
         return 2 * self.microbatch * self.rows * self.hidden_dim * self.itemsize
+
+    @property
+    def kv_grad_bytes(self) -> int:
+        """Their gradients."""
+        return 2 * self.microbatch * self.rows * self.hidden_dim * self.stats_itemsize
 
     @property
     def query_bytes(self) -> int:
@@ -59,15 +66,17 @@ def layer_bytes(sizes: AttentionSizes, context: str) -> tuple[int, int]:
     """(forward, backward) bytes of one layer's attention over a context group.
 
     A ring's forward takes K/V round in cp - 1 hops; its backward does so again while dK/dV make cp hops, the last one
-    home. Gathered, K/V come at once each way, and dK/dV go to their owners at once.
+    home; blocks of padding alone do not travel. Gathered, K/V come at once each way, and dK/dV go to their owners at
+    once.
     """
     if sizes.cp == 1:
         return 0, 0
     if context == "ring":
-        hop = sizes.cp * sizes.kv_bytes
-        return (sizes.cp - 1) * hop, (2 * sizes.cp - 1) * hop
+        blocks = sizes.cp - sizes.empty
+        forward = (sizes.cp - 1) * blocks * sizes.kv_bytes
+        return forward, forward + sizes.cp * blocks * sizes.kv_grad_bytes
     gathered = all_gather_bytes(sizes.kv_bytes, sizes.cp)
-    return gathered, gathered + all_to_all_bytes(sizes.cp * sizes.kv_bytes, sizes.cp)
+    return gathered, gathered + all_to_all_bytes(sizes.cp * sizes.kv_grad_bytes, sizes.cp)
 
 
 def last_layer_bytes(sizes: AttentionSizes) -> tuple[int, int]:

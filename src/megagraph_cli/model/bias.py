@@ -119,7 +119,7 @@ def build_bias(
         cp_rank=cp_rank,
         drop_seed=drop_seed,
         first_sequence=first_sequence,
-        empty=frozenset(owner for owner in range(layout.cp) if layout.rows_of(owner).start >= layout.sequence_rows),
+        empty=layout.empty_ranks,
     )
 
 

@@ -90,7 +90,7 @@ class _AllGatherAttention(torch.autograd.Function):
             mine = [grads.q, grads.channel, grads.offset, grads.token]
             local = [a + b for a, b in zip(local, mine, strict=True)] if local else mine
             if kv_grads is None:
-                kv_grads = block.new_empty((call.ring.size, *block.shape), dtype=grads.k.dtype)
+                kv_grads = block.new_empty((call.ring.size, *block.shape), dtype=lse.dtype)
             for into, each in zip(unpack(kv_grads[owner]), (grads.k, grads.v), strict=True):
                 into.copy_(each)
         assert kv_grads is not None
