@@ -147,5 +147,6 @@ def test_a_layer_that_runs_again_saves_its_input_alone(profile: Profile) -> None
     plain, again = saved_by_layers(profile, "none"), saved_by_layers(profile, "full")
     x_bytes = profile.workload.batch.rows().rows_per_rank * profile.workload.model.hidden_dim * 4
     for size in {size for _, size in again}:
-        assert again[2, size] - again[1, size] == size * x_bytes
+        # A checkpoint has a tensor of a few bytes of its own.
+        assert 0 <= again[2, size] - again[1, size] - size * x_bytes <= 64
         assert plain[2, size] - plain[1, size] > 5 * size * x_bytes
