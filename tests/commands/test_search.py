@@ -62,6 +62,7 @@ def test_overrides_change_the_workload_and_are_said_to_extrapolate(request_: Sea
         ({"mem_bytes": 1000}, 3, "--mem 193MiB"),
         ({"gpus": 5000}, 2, "--gpus 5000"),
         ({"pp": 3}, 2, "--pp 3"),
+        ({"pp": 1, "layers": [1, 3]}, 2, "--layers 1,3 is 2 stages but --pp says 1"),
     ],
 )
 def test_refusals(request_: SearchRequest, tmp_path: Path, change: dict[str, object], code: int, words: str) -> None:
@@ -100,6 +101,26 @@ def test_gradients_larger_than_any_measured_message_are_said_to_extrapolate(
         assert said == expected
     alone = search.run(replace(request_, gpus=1), tmp_path / "plan.json")
     assert "message_bytes" not in {each.quantity for each in alone.extrapolated}
+
+
+def test_a_table_is_no_message_but_its_touched_rows_are(tmp_path: Path) -> None:
+    work = planted.workload(embedding="table")
+    assert work.graph is not None
+    large = work.model_copy(update={"graph": work.graph.model_copy(update={"nodes": 2_000_000})})
+    planted.profile(work=large).save(tmp_path / "profile.json")
+    fit.run(tmp_path / "profile.json", tmp_path / "cost_model.json", force=False)
+    request = SearchRequest(tmp_path / "cost_model.json", gpus=2, pp=1, dp=2, microbatches=1)
+    path, counts = request.cost_model_path, large.parameters()
+    dense = (counts.of_model(large.model.num_layers) - counts.table) * 4
+    # Each of two replicas looks up 17 rows of 32 numbers and an id for each of 128 targets; 2 n / 2 is n.
+    message = dense + 128 * planted.SEQUENCE_ROWS * (8 + 32 * 4)
+    assert message < counts.table * 4
+    found = CostModel.load(path)
+    for most, asked in ((message, []), (message - 1, [message])):
+        found.model_copy(update={"measured": found.measured.model_copy(update={"message_bytes": most})}).save(path)
+        plan = search.run(request, tmp_path / "plan.json")
+        said = [each.asked for each in plan.extrapolated if each.quantity == "message_bytes"]
+        assert said == asked
 
 
 def test_a_term_that_was_never_measured_is_added_by_the_call_that_is_named(tmp_path: Path) -> None:

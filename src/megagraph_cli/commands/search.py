@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -205,8 +206,8 @@ def _largest_message(predictor: Predictor, best: Found) -> int:
         messages.append(boundary_bytes(predictor.workload, predictor.size(setting)))
     if dims.dp * dims.cp > 1:
         held = [
-            predictor.parameters_bytes(role_of(stage, dims.pp), np.array([float(layers)]))
+            predictor.reduced_bytes(setting, role_of(stage, dims.pp), np.array([float(layers)]))
             for stage, layers in enumerate(best.choice.split)
         ]
-        messages.append(int(max(each[0] for each in held)))
+        messages.append(math.ceil(max(each[0] for each in held)))
     return max(messages)

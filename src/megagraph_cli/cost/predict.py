@@ -134,6 +134,19 @@ class Predictor:
         rows = min(lookups, self._counts.table // model.hidden_dim)
         return rows * (ID_BYTES + model.hidden_dim * self.workload.itemsize_bytes)
 
+    def _dense_bytes(self, role: Role, layers: Array) -> Array:
+        """Bytes of a stage's weights without the table of node embeddings."""
+        return self.parameters_bytes(role, layers) - self._counts.table * self.workload.itemsize_bytes * role.first
+
+    def reduced_bytes(self, setting: Setting, role: Role, layers: Array) -> Array:
+        """Bytes of the message whose sum over dp x cp moves what a stage's gradients move.
+
+        Those of a table are its touched rows, which are gathered: n bytes from each of g ranks move what a sum of
+        g n / 2 moves.
+        """
+        sharers = setting.dims.dp * setting.dims.cp
+        return self._dense_bytes(role, layers) + sharers * self._touched_bytes(setting) * role.first / 2
+
     def tail_s(self, setting: Setting, role: Role, layers: Array) -> Array:
         """Seconds after the pipeline, for each number of layers."""
         parts = self.tail_parts(setting, role, layers).values()
@@ -146,13 +159,11 @@ class Predictor:
         """
         dims, zero = setting.dims, np.zeros(len(layers))
         sharers = dims.dp * dims.cp
-        held = self.parameters_bytes(role, layers) - self._counts.table * self.workload.itemsize_bytes * role.first
-        rows = self._touched_bytes(setting) * role.first
+        held, rows = self._dense_bytes(role, layers), self._touched_bytes(setting) * role.first
         regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held + sharers * rows))
         parts = {"optimizer": zero + evaluate(self.terms, "optimizer_s", regressors, remedy=self.remedy())}
         if sharers > 1:
-            # A gather of n bytes from each of g ranks moves what a sum of g n / 2 moves.
-            parts["reduction"] = zero + self._all_reduce_s(held + sharers * rows / 2, sharers)
+            parts["reduction"] = zero + self._all_reduce_s(self.reduced_bytes(setting, role, layers), sharers)
         if dims.size > 1:
             norm = zero + self._all_reduce_s(SUMMARY_BYTES, dims.size)
             if dims.pp > 1:
