@@ -55,6 +55,7 @@ def test_each_of_the_least_keys_is_needed(key: str, tmp_path: Path) -> None:
         ({"schedule": "zigzag"}, "schedule"),
         ({"mesh_order": ["pp", "dp", "dp"]}, "mesh_order"),
         ({"gpus": 1, "dims": {"pp": 1, "dp": 1, "cp": 1}, "layers_per_stage": [4], "schedule": "1f1b"}, "gpipe"),
+        ({"gpus": 18, "dims": {"pp": 1, "dp": 1, "cp": 18}, "layers_per_stage": [4]}, "sequences of 17 rows"),
         ({"recompute": "some"}, "recompute"),
         ({"context": "star"}, "context"),
         ({"comment": "mine"}, "comment"),

@@ -122,6 +122,9 @@ class Plan(Artifact):
             raise ValueError("with pp=1 micro-batches accumulate one after another: write schedule gpipe")
         if self.num_microbatches < needed:
             raise ValueError(f"schedule {self.schedule} needs num_microbatches >= pp = {needed}")
+        rows = self.workload.batch.rows().sequence_rows
+        if cp > rows:
+            raise ValueError(f"dims.cp = {cp} ranks share sequences of {rows} rows, so some would hold none")
         batch_size = self.workload.batch.batch_size
         if dp * self.num_microbatches > batch_size:
             raise ValueError(f"dp={dp} x num_microbatches={self.num_microbatches} is more than batch_size={batch_size}")
