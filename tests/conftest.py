@@ -16,7 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Test processes run beside each other, and several threads in each of several processes make all of them slower.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if config.cache is not None:
+    if config.pluginmanager.hasplugin("cacheprovider"):  # -p no:cacheprovider leaves kernels to numba
         os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_folder(config.cache.mkdir("kernels"))))
 
 

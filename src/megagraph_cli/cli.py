@@ -18,24 +18,34 @@ from megagraph_cli.errors import MgraphError
 from megagraph_cli.kernelcache import kernel_folder
 from megagraph_cli.options import (
     CacheOption,
-    ContextName,
+    CompareOption,
+    ContextOption,
+    CpOption,
     DatasetOption,
     DebugOption,
     Device,
     DeviceOption,
+    DpOption,
+    ExplainOption,
     ForceOption,
     GpusOption,
     JsonOption,
+    LayersOption,
+    MemOption,
+    MicrobatchesOption,
+    PpOption,
     RecipeOption,
-    RecomputeName,
+    RecomputeOption,
+    ReportOption,
     RootOption,
-    ScheduleName,
+    ScheduleOption,
     SetOption,
     YesOption,
 )
 from megagraph_cli.units import parse_bytes
 
 if TYPE_CHECKING:
+    from megagraph_cli.commands.search import SearchRequest
     from megagraph_cli.commands.workloads import Folders
 
 # Command modules are imported inside the commands: --help, fit and search must not wait for torch or numba.
@@ -168,38 +178,41 @@ def fit(
         tables.show_cost_model(cost_model, out, Screen.stderr())
 
 
+def _explain(
+    request: SearchRequest, candidate: str | None, plan: Path | None, screen: Screen, *, as_json: bool
+) -> None:
+    """``search --explain`` or ``--compare``."""
+    from megagraph_cli.commands import explain, tables
+
+    if candidate is not None and plan is not None:
+        raise MgraphError("--explain and --compare answer two questions; give one of them")
+    found = explain.compare(request, plan) if plan is not None else explain.explain(request, candidate or "")
+    if as_json:
+        print_json(found.values())
+    else:
+        tables.show_explanation(found, screen)
+
+
 @app.command()
 def search(
     gpus: GpusOption = None,
-    mem: Annotated[str | None, typer.Option("--mem", metavar="SIZE", help="Memory per device, such as 24GB.")] = None,
+    mem: MemOption = None,
     cost_model: Annotated[Path, typer.Option("--cost-model", help="The cost model to search with.")] = Path(
         "cost_model.json"
     ),
     out: Annotated[Path, typer.Option("-o", "--out", help="The plan to write.")] = Path("plan.json"),
-    pp: Annotated[int | None, typer.Option("--pp", min=1, help="Pin the pipeline degree.")] = None,
-    cp: Annotated[int | None, typer.Option("--cp", min=1, help="Pin the context degree.")] = None,
-    dp: Annotated[int | None, typer.Option("--dp", min=1, help="Pin the data degree.")] = None,
-    microbatches: Annotated[
-        int | None, typer.Option("--microbatches", min=1, metavar="K", help="Pin the micro-batches per step.")
-    ] = None,
-    schedule: Annotated[ScheduleName | None, typer.Option("--schedule", help="Pin the schedule.")] = None,
-    recompute: Annotated[
-        RecomputeName | None, typer.Option("--recompute", help="Pin whether layers run again in the backward.")
-    ] = None,
-    context: Annotated[
-        ContextName | None, typer.Option("--context", help="Pin how rows travel between context ranks.")
-    ] = None,
-    layers: Annotated[str | None, typer.Option("--layers", metavar="3,5", help="Pin the layers of each stage.")] = None,
+    pp: PpOption = None,
+    cp: CpOption = None,
+    dp: DpOption = None,
+    microbatches: MicrobatchesOption = None,
+    schedule: ScheduleOption = None,
+    recompute: RecomputeOption = None,
+    context: ContextOption = None,
+    layers: LayersOption = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Runners-up to list.")] = 5,
-    explain: Annotated[
-        str | None, typer.Option("--explain", metavar="pp=4,cp=1,dp=1", help="Say why a candidate lost; write nothing.")
-    ] = None,
-    compare: Annotated[
-        Path | None, typer.Option("--compare", metavar="PLAN", help="Set another plan beside the best; write nothing.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="HTML", help="Also write a page to look at.")
-    ] = None,
+    explain: ExplainOption = None,
+    compare: CompareOption = None,
+    report: ReportOption = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="JSON", help="Also write the simulated step, in Chrome's format.")
     ] = None,
@@ -241,17 +254,7 @@ def search(
     )
     screen = Screen.stderr()
     if explain is not None or compare is not None:
-        from megagraph_cli.commands import explain as explaining
-
-        if explain is not None and compare is not None:
-            raise MgraphError("--explain and --compare answer two questions; give one of them")
-        found = (
-            explaining.compare(request, compare) if compare is not None else explaining.explain(request, explain or "")
-        )
-        if as_json:
-            print_json(found.values())
-        else:
-            tables.show_explanation(found, screen)
+        _explain(request, explain, compare, screen, as_json=as_json)
         return
     searched = command.write(request, out, report=report, trace=trace)
     plan = searched.plan

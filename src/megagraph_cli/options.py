@@ -57,3 +57,27 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Accept a download.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Accept a changed artifact or another dataset or device.")]
 GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="Workers, one device each.")]
+
+# Of search alone: what it pins, shows and writes.
+MemOption = Annotated[str | None, typer.Option("--mem", metavar="SIZE", help="Memory per device, such as 24GB.")]
+PpOption = Annotated[int | None, typer.Option("--pp", min=1, help="Pin the pipeline degree.")]
+CpOption = Annotated[int | None, typer.Option("--cp", min=1, help="Pin the context degree.")]
+DpOption = Annotated[int | None, typer.Option("--dp", min=1, help="Pin the data degree.")]
+MicrobatchesOption = Annotated[
+    int | None, typer.Option("--microbatches", min=1, metavar="K", help="Pin the micro-batches per step.")
+]
+ScheduleOption = Annotated[ScheduleName | None, typer.Option("--schedule", help="Pin the schedule.")]
+RecomputeOption = Annotated[
+    RecomputeName | None, typer.Option("--recompute", help="Pin whether layers run again in the backward.")
+]
+ContextOption = Annotated[
+    ContextName | None, typer.Option("--context", help="Pin how rows travel between context ranks.")
+]
+LayersOption = Annotated[str | None, typer.Option("--layers", metavar="3,5", help="Pin the layers of each stage.")]
+ExplainOption = Annotated[
+    str | None, typer.Option("--explain", metavar="pp=4,cp=1,dp=1", help="Say why a candidate lost; write nothing.")
+]
+CompareOption = Annotated[
+    Path | None, typer.Option("--compare", metavar="PLAN", help="Set another plan beside the best; write nothing.")
+]
+ReportOption = Annotated[Path | None, typer.Option("--report", metavar="HTML", help="Also write a page to look at.")]

@@ -43,7 +43,7 @@ def write_plan(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(examples.hand_written_plan() | changes), encoding="utf-8")
 
 
-def fails(request: TrainRequest, exit_code: int, named: str) -> MgraphError:
+def expect_failure(request: TrainRequest, exit_code: int, named: str) -> MgraphError:
     with pytest.raises(MgraphError, match=named) as caught:
         train.run(request, Screen.stderr())
     assert caught.value.exit_code == exit_code
@@ -73,7 +73,9 @@ def test_runs_are_numbered_and_never_overwritten(request_in: TrainRequest) -> No
 
 @pytest.mark.ranks
 def test_a_failed_worker_leaves_a_run_json_that_says_so(request_in: TrainRequest) -> None:
-    error = fails(replace(request_in, sets=("train.rng_seed=1",), run_dir=Path("mine")), EXIT_WORKER, "planted")
+    error = expect_failure(
+        replace(request_in, sets=("train.rng_seed=1",), run_dir=Path("mine")), EXIT_WORKER, "planted"
+    )
     run = Run.load(Path("mine/run.json"))
     assert run.status == "failed"
     assert run.failure is not None
@@ -119,7 +121,7 @@ def test_a_forecast_without_a_digest_is_sealed_when_it_is_forced(request_in: Tra
     plan = examples.plan()
     values = plan.canonical() | {"digest": None}
     Path("plan.json").write_text(json.dumps(values), encoding="utf-8")
-    fails(request_in, EXIT_STALE, "digest")
+    expect_failure(request_in, EXIT_STALE, "digest")
     checked = orders.check(replace(request_in, force=True))
     assert checked.changed
     Path("mine").mkdir()
@@ -129,7 +131,7 @@ def test_a_forecast_without_a_digest_is_sealed_when_it_is_forced(request_in: Tra
 
 @pytest.mark.ranks
 def test_workers_that_end_without_a_run_json_are_a_failure(request_in: TrainRequest) -> None:
-    fails(replace(request_in, sets=("train.rng_seed=3",)), EXIT_WORKER, "without a run.json")
+    expect_failure(replace(request_in, sets=("train.rng_seed=3",)), EXIT_WORKER, "without a run.json")
 
 
 def test_a_dry_run_prints_torchruns_command_and_writes_nothing(request_in: TrainRequest, tmp_path: Path) -> None:
@@ -142,32 +144,32 @@ def test_a_dry_run_prints_torchruns_command_and_writes_nothing(request_in: Train
 def test_a_run_directory_in_use_is_refused(request_in: TrainRequest) -> None:
     Path("used").mkdir()
     Path("used/file").touch()
-    fails(replace(request_in, run_dir=Path("used")), EXIT_USAGE, "not empty")
-    fails(replace(request_in, run_dir=Path("plan.json")), EXIT_USAGE, "not empty")
+    expect_failure(replace(request_in, run_dir=Path("used")), EXIT_USAGE, "not empty")
+    expect_failure(replace(request_in, run_dir=Path("plan.json")), EXIT_USAGE, "not empty")
     assert not Path("runs").exists()
 
 
 def test_only_train_keys_may_be_set(request_in: TrainRequest) -> None:
-    fails(replace(request_in, sets=("model.num_layers=3",)), EXIT_USAGE, "profile again")
-    fails(replace(request_in, sets=("train.lr=-1",)), EXIT_USAGE, "train.lr")
+    expect_failure(replace(request_in, sets=("model.num_layers=3",)), EXIT_USAGE, "profile again")
+    expect_failure(replace(request_in, sets=("train.lr=-1",)), EXIT_USAGE, "train.lr")
 
 
 def test_device_dataset_and_graph_must_be_the_plans(request_in: TrainRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "cuda_devices", lambda: 1)
     write_plan(Path("plan.json"), device="cpu")
-    fails(replace(request_in, device="cuda"), EXIT_STALE, "made for cpu")
-    fails(replace(request_in, dataset="cora"), EXIT_STALE, "dataset.name")
-    fails(replace(request_in, recipe="products"), EXIT_STALE, "products")
+    expect_failure(replace(request_in, device="cuda"), EXIT_STALE, "made for cpu")
+    expect_failure(replace(request_in, dataset="cora"), EXIT_STALE, "dataset.name")
+    expect_failure(replace(request_in, recipe="products"), EXIT_STALE, "products")
     write_plan(Path("plan.json"), device="cuda")
-    fails(request_in, EXIT_USAGE, "this machine has 1")
+    expect_failure(request_in, EXIT_USAGE, "this machine has 1")
     examples.plan().save(Path("plan.json"))  # carries the digest of another graph
-    fails(request_in, EXIT_STALE, "another content of demo")
+    expect_failure(request_in, EXIT_STALE, "another content of demo")
     assert not Path("runs").exists()
 
 
 def test_a_plan_for_several_hosts_is_refused(request_in: TrainRequest) -> None:
     write_plan(Path("plan.json"), hosts=2)
-    fails(request_in, EXIT_USAGE, "2 hosts")
+    expect_failure(request_in, EXIT_USAGE, "2 hosts")
 
 
 @pytest.fixture
@@ -200,12 +202,12 @@ def test_a_resume_with_another_workload_exits_4(resumable: TrainRequest) -> None
     values = examples.hand_written_plan()
     values["workload"]["batch"]["batch_size"] = 99
     Path("other.json").write_text(json.dumps(values), encoding="utf-8")
-    fails(replace(resumable, plan_path=Path("other.json")), EXIT_STALE, "batch.batch_size = 99")
-    fails(replace(resumable, sets=("train.lr=0.25",)), EXIT_STALE, "train.epochs alone")
+    expect_failure(replace(resumable, plan_path=Path("other.json")), EXIT_STALE, "batch.batch_size = 99")
+    expect_failure(replace(resumable, sets=("train.lr=0.25",)), EXIT_STALE, "train.epochs alone")
 
 
 def test_what_is_no_run_cannot_be_resumed(request_in: TrainRequest) -> None:
-    fails(replace(request_in, resume=Path("nowhere")), EXIT_USAGE, "no run directory")
+    expect_failure(replace(request_in, resume=Path("nowhere")), EXIT_USAGE, "no run directory")
 
 
 @pytest.mark.parametrize(
