@@ -120,6 +120,19 @@ def test_a_row_without_columns_has_no_output_and_no_gradient() -> None:
         assert not grad.any()
 
 
+@pytest.mark.parametrize("tile_scores", [1, 400], ids=["one row", "five rows"])
+@pytest.mark.parametrize("drop", [None, DROP], ids=["whole", "dropped"])
+def test_plain_torch_by_rows_is_plain_torch_at_once(tile_scores: int, drop: Drop | None) -> None:
+    case = make_case(RowLayout(14, 2, 4))
+    block = block_of(bias_of(case, case.layout, 0), 0, drop)
+    found = []
+    for kernel in (PlainKernel(), PlainKernel(tile_scores)):
+        out, lse = kernel.forward(case.q, case.k, case.v, block, case.weights)
+        delta = (case.grad * out).sum(-1)
+        found.append([out, lse, *kernel.backward(case.grad, delta, lse, case.q, case.k, case.v, block, case.weights)])
+    assert max(difference(a, b) for a, b in zip(*found, strict=True)) <= TOLERANCE[torch.float64]
+
+
 def test_parts_cover_everything_once() -> None:
     assert cut(7, 3) == [(0, 2), (2, 4), (4, 7)]
     assert cut(2, 2) == [(0, 1), (1, 2)]

@@ -5,10 +5,15 @@ Legend: B sequences, R rows, C columns, H heads, E head dim, M channels, G token
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +29,22 @@ _PAIRS_PER_THREAD = 16384
 """(row, column) pairs below which another thread costs more than it saves: some 0.3 ms of work."""
 
 _NUMBERS_PER_THREAD = 200_000
+
+
+_loaded: set[tuple[str, torch.dtype]] = set()
+"""Kernels that this process has loaded, by name and dtype."""
+
+
+@contextmanager
+def _one_compiler(name: str, dtype: torch.dtype) -> Iterator[None]:
+    """Around the calls of a kernel: the first one of a host's workers compiles it, the others load what it left."""
+    if (name, dtype) in _loaded:
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / f"mgraph-kernels-{os.getuid()}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    _loaded.add((name, dtype))
 
 
 @cache
@@ -60,7 +81,8 @@ def drop_rows(x_BRD: Tensor, drop: Drop, residual: Tensor | None) -> Tensor:
     def work(part: int) -> None:
         kernels.drop_rows(scalar(0), *addresses, *parts[part], *shape, scalar(drop.kept))
 
-    run_parts(work, len(parts))
+    with _one_compiler("drop", x_BRD.dtype):
+        run_parts(work, len(parts))
     return out
 
 
@@ -72,7 +94,8 @@ class CompiledKernel:
         call = _Call(q, k, v, block, weights)
         out, lse = call.new(call.batch, call.rows, call.head_dim), call.new(call.batch, call.rows)
         frame = call.frame(out=out, lse=lse, delta=torch.empty_like(lse))
-        run_parts(lambda part: kernels.forward(call.zero, frame, call.kept, *call.parts[part]), len(call.parts))
+        with _one_compiler("forward", call.dtype):
+            run_parts(lambda part: kernels.forward(call.zero, frame, call.kept, *call.parts[part]), len(call.parts))
         return call.outside(out), call.outside(lse)
 
     def backward(
@@ -101,7 +124,8 @@ class CompiledKernel:
             into = (mine[0], mine[1], channel[part], token[part])
             kernels.backward(call.zero, frame, call.kept, *call.parts[part], *map(Tensor.data_ptr, into))
 
-        run_parts(work, parts)
+        with _one_compiler("backward", call.dtype):
+            run_parts(work, parts)
         grad_k, grad_v = grad_kv[0] if copies == 1 else grad_kv.sum(0)
         return BlockGrads(
             q=call.outside(grad_q),

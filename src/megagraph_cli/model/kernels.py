@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 
 from megagraph_cli.model import simd, tiles
+from megagraph_cli.model import simd_functions as functions
 
 COLUMNS = 32
 """Columns of a tile: sheets of k, v, grad_k and grad_v with E = 8 are 32 KiB in float32."""
@@ -281,7 +282,7 @@ def drop_rows(zero, x, residual, out, keys, first, last, rows, size, first_row, 
             words = tiles.column_words(key, first_row + r)
             for d in range(0, size, 8):
                 at = ((b * rows + r) * size + d) // 8 * vec
-                value, scale = simd.load(zero, x + at), simd.keep(factor, words, tiles.column_step(d), least)
+                value, scale = simd.load(zero, x + at), functions.keep(factor, words, tiles.column_step(d), least)
                 if residual != 0:
                     simd.store(out + at, simd.muladd(value, scale, simd.load(zero, residual + at)))
                 else:

@@ -6,6 +6,8 @@ G global tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +22,13 @@ MASKED = -1e30
 
 
 class PlainKernel:
-    """Forward and backward of one block in plain torch; softmax statistics in float32 (float64 for float64)."""
+    """Forward and backward of one block in plain torch; softmax statistics in float32 (float64 for float64).
+
+    Scores exist for so many rows at a time that there are at most ``tile_scores`` of them.
+    """
+
+    def __init__(self, tile_scores: int = 1 << 24) -> None:
+        self.tile_scores = tile_scores
 
     def scores(self, q: Tensor, k: Tensor, block: Block, weights: BiasWeights) -> Tensor:
         """Biased, masked scores [H, B, R, C] in the statistics' dtype."""
@@ -39,7 +47,23 @@ class PlainKernel:
         """Normalised output of this block alone [H, B, R, E] and its log-sum-exp [H, B, R]."""
         # The backward runs without autocast: the scores it recomputes must be the ones computed here.
         with torch.autocast(q.device.type, enabled=False):
-            return self._forward(q, k, v, block, weights)
+            tiles = list(self._tiles(block, q, k.shape[2]))
+            if len(tiles) == 1:
+                return self._forward(q, k, v, block, weights)
+            parts = [self._forward(q[:, :, rows], k, v, tile, weights) for rows, tile in tiles]
+            out, lse = (torch.cat(each, dim=2) for each in zip(*parts, strict=True))
+            return out, lse
+
+    def _tiles(self, block: Block, q: Tensor, columns: int) -> Iterator[tuple[slice, Block]]:
+        """Consecutive rows of the block whose scores stay within ``tile_scores``."""
+        heads, batch, rows, _ = q.shape
+        step = max(1, self.tile_scores // (heads * batch * columns))
+        if step >= rows:
+            yield slice(0, rows), block
+            return
+        for start in range(0, rows, step):
+            part = slice(start, min(start + step, rows))
+            yield part, rows_of_block(block, part)
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, block: Block, weights: BiasWeights) -> tuple[Tensor, Tensor]:
         scores = self.scores(q, k, block, weights)
@@ -68,6 +92,28 @@ class PlainKernel:
         With P = exp(scores - lse) over the whole row and delta = rowsum(grad_out * out):
         dV = P^T dO, dS = P (dO V^T - delta), dQ = dS K, dK = dS^T Q (FlashAttention, with the bias inside S).
         """
+        whole: list[Tensor] | None = None
+        by_row: list[Tensor] = []
+        for rows, tile in self._tiles(block, q, k.shape[2]):
+            q_part, grad_part = q[:, :, rows], grad_out[:, :, rows]
+            grads = self._backward(grad_part, delta[:, :, rows], lse[:, :, rows], q_part, k, v, tile, weights)
+            by_row.append(grads.q)
+            rest = list(grads[1:])
+            whole = rest if whole is None else [a.add_(b) for a, b in zip(whole, rest, strict=True)]
+        assert whole is not None
+        return BlockGrads(by_row[0] if len(by_row) == 1 else torch.cat(by_row, dim=2), *whole)
+
+    def _backward(
+        self,
+        grad_out: Tensor,
+        delta: Tensor,
+        lse: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        block: Block,
+        weights: BiasWeights,
+    ) -> BlockGrads:
         rows = q.shape[2]
         prob = self.scores(q, k, block, weights).sub_(lse.unsqueeze(-1)).exp_()
         grad_prob = (grad_out @ v.transpose(-1, -2)).to(prob.dtype)
@@ -94,6 +140,18 @@ class PlainKernel:
             offset=grad_scores.sum(dim=(1, 2, 3)),
             token=grad_token,
         )
+
+
+def rows_of_block(block: Block, part: slice) -> Block:
+    """The block of some of its rows."""
+    tokens = block.row_tokens
+    start, stop = (min(max(place, part.start), part.stop) for place in (tokens.start, tokens.stop))
+    return replace(
+        block,
+        features=block.features[:, :, part],
+        row_tokens=TokenRows(start - part.start, stop - part.start, tokens.first + start - tokens.start),
+        first_row=block.first_row + part.start,
+    )
 
 
 def _keep(scores: Tensor, block: Block) -> Tensor:

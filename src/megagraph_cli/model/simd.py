@@ -8,11 +8,9 @@ Nothing checks bounds here: only ``model.kernels`` calls these, with addresses o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -37,14 +35,14 @@ def _element(dtype: Any) -> ir.Type:
     return {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint32: ir.IntType(32)}[dtype]
 
 
-def _vector(dtype: Any) -> ir.VectorType:
+def vector_type(dtype: Any) -> ir.VectorType:
     return ir.VectorType(_element(dtype), WIDTH)
 
 
 @register_default(Lanes)
 class _LanesModel(PrimitiveModel):
     def __init__(self, manager: Any, lanes: Lanes) -> None:
-        super().__init__(manager, lanes, _vector(lanes.dtype))
+        super().__init__(manager, lanes, vector_type(lanes.dtype))
 
 
 def _group(lanes: Lanes, count: int = WIDTH) -> Any:
@@ -61,16 +59,16 @@ def _offset(builder: Any, address: Any, stride: Any, times: int) -> Any:
 
 def _read(builder: Any, address: Any, dtype: Any) -> Any:
     """A vector load that may lie at any multiple of the element's size."""
-    loaded = builder.load(_at(builder, address, _vector(dtype)))
+    loaded = builder.load(_at(builder, address, vector_type(dtype)))
     loaded.align = dtype.bitwidth // 8
     return loaded
 
 
 def _write(builder: Any, value: Any, address: Any, dtype: Any) -> None:
-    builder.store(value, _at(builder, address, _vector(dtype)), align=dtype.bitwidth // 8)
+    builder.store(value, _at(builder, address, vector_type(dtype)), align=dtype.bitwidth // 8)
 
 
-def _spread(builder: Any, scalar: Any) -> Any:
+def spread_lanes(builder: Any, scalar: Any) -> Any:
     """The scalar in every lane."""
     kind = ir.VectorType(scalar.type, WIDTH)
     one = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
@@ -80,8 +78,8 @@ def _spread(builder: Any, scalar: Any) -> Any:
 _ZERO_LANES = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH)
 
 
-def _muladd(builder: Any, a: Any, b: Any, c: Any, dtype: Any) -> Any:
-    kind = _vector(dtype)
+def muladd_lanes(builder: Any, a: Any, b: Any, c: Any, dtype: Any) -> Any:
+    kind = vector_type(dtype)
     name = f"llvm.fmuladd.v{WIDTH}f{dtype.bitwidth}"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
     return builder.call(function, [a, b, c])
@@ -133,7 +131,7 @@ def splat(typingctx: Any, scalar: Any) -> Any:
     """A scalar in every lane."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _spread(builder, args[0])
+        return spread_lanes(builder, args[0])
 
     return Lanes(scalar)(scalar), emit
 
@@ -143,7 +141,7 @@ def spread(typingctx: Any, zero: Any, value: Any) -> Any:
     """A number, turned into ``zero``'s type, in every lane."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _spread(builder, context.cast(builder, args[1], value, zero))
+        return spread_lanes(builder, context.cast(builder, args[1], value, zero))
 
     return Lanes(zero)(zero, value), emit
 
@@ -171,7 +169,7 @@ def muladd(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
     """a b + c, fused where the processor can."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _muladd(builder, args[0], args[1], args[2], a.dtype)
+        return muladd_lanes(builder, args[0], args[1], args[2], a.dtype)
 
     return a(a, b, c), emit
 
@@ -233,7 +231,7 @@ def muladd8(typingctx: Any, group: Any, factor: Any, more: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pairs = zip(_unpack(builder, args[0]), _unpack(builder, args[2]), strict=True)
-        return cgutils.pack_array(builder, [_muladd(builder, a, args[1], b, factor.dtype) for a, b in pairs])
+        return cgutils.pack_array(builder, [muladd_lanes(builder, a, args[1], b, factor.dtype) for a, b in pairs])
 
     return group(group, factor, more), emit
 
@@ -246,7 +244,7 @@ def dot8(typingctx: Any, start: Any, group: Any, address: Any, stride: Any) -> A
         total = args[0]
         for i, each in enumerate(_unpack(builder, args[1])):
             other = _read(builder, _offset(builder, args[2], args[3], i), start.dtype)
-            total = _muladd(builder, each, other, total, start.dtype)
+            total = muladd_lanes(builder, each, other, total, start.dtype)
         return total
 
     return start(start, group, types.int64, types.int64), emit
@@ -260,7 +258,7 @@ def axpy8(typingctx: Any, group: Any, x: Any, address: Any, stride: Any) -> Any:
         found = []
         for i, each in enumerate(_unpack(builder, args[0])):
             other = _read(builder, _offset(builder, args[2], args[3], i), x.dtype)
-            found.append(_muladd(builder, args[1], other, each, x.dtype))
+            found.append(muladd_lanes(builder, args[1], other, each, x.dtype))
         return cgutils.pack_array(builder, found)
 
     return group(group, x, types.int64, types.int64), emit
@@ -273,7 +271,9 @@ def add_outer8(typingctx: Any, address: Any, stride: Any, x: Any, group: Any) ->
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         for i, each in enumerate(_unpack(builder, args[3])):
             where = _offset(builder, args[0], args[1], i)
-            _write(builder, _muladd(builder, args[2], each, _read(builder, where, x.dtype), x.dtype), where, x.dtype)
+            _write(
+                builder, muladd_lanes(builder, args[2], each, _read(builder, where, x.dtype), x.dtype), where, x.dtype
+            )
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, x, group), emit
@@ -286,7 +286,9 @@ def dot_spread6(typingctx: Any, start: Any, group: Any, address: Any, stride: An
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         total = args[0]
         for i, each in enumerate(_unpack(builder, args[1])):
-            total = _muladd(builder, each, _read_spread(builder, args[2], args[3], i, start.dtype), total, start.dtype)
+            total = muladd_lanes(
+                builder, each, _read_spread(builder, args[2], args[3], i, start.dtype), total, start.dtype
+            )
         return total
 
     return start(start, group, types.int64, types.int64), emit
@@ -300,7 +302,7 @@ def axpy_spread6(typingctx: Any, group: Any, x: Any, address: Any, stride: Any) 
         found = []
         for i, each in enumerate(_unpack(builder, args[0])):
             other = _read_spread(builder, args[2], args[3], i, x.dtype)
-            found.append(_muladd(builder, args[1], other, each, x.dtype))
+            found.append(muladd_lanes(builder, args[1], other, each, x.dtype))
         return cgutils.pack_array(builder, found)
 
     return group(group, x, types.int64, types.int64), emit
@@ -308,105 +310,14 @@ def axpy_spread6(typingctx: Any, group: Any, x: Any, address: Any, stride: Any) 
 
 def _read_spread(builder: Any, address: Any, stride: Any, times: int, dtype: Any) -> Any:
     where = _offset(builder, address, stride, times)
-    return _spread(builder, builder.load(_at(builder, where, _element(dtype))))
+    return spread_lanes(builder, builder.load(_at(builder, where, _element(dtype))))
 
 
 @intrinsic
 def log2(typingctx: Any, x: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = _vector(x.dtype)
+        kind = vector_type(x.dtype)
         name = f"llvm.log2.v{WIDTH}f{x.dtype.bitwidth}"
         return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name), args)
-
-    return x(x), emit
-
-
-_WORDS = ir.VectorType(ir.IntType(32), WIDTH)
-
-
-def _words(value: int) -> ir.Constant:
-    return ir.Constant(_WORDS, [value] * WIDTH)
-
-
-def _mixed(builder: Any, x: Any, constant: Callable[[int], Any], *, whole: bool) -> Any:
-    """lowbias32 (Wellons 2018); not ``whole``: without its last step, which leaves the upper bits as they are."""
-    x = builder.xor(x, builder.lshr(x, constant(16)))
-    x = builder.mul(x, constant(0x7FEB352D))
-    x = builder.xor(x, builder.lshr(x, constant(15)))
-    x = builder.mul(x, constant(0x846CA68B))
-    return builder.xor(x, builder.lshr(x, constant(16))) if whole else x
-
-
-@intrinsic
-def mix(typingctx: Any, x: Any) -> Any:
-    """A hash of a 32-bit word, or of the word in each lane."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        make = _words if isinstance(x, Lanes) else lambda value: ir.Constant(ir.IntType(32), value)
-        return _mixed(builder, args[0], make, whole=True)
-
-    return x(x), emit
-
-
-@intrinsic
-def stairs(typingctx: Any, start: Any, step: Any) -> Any:
-    """The words start, start + step, start + 2 step, ... (modulo 2^32)."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        ramp = builder.mul(_spread(builder, args[1]), ir.Constant(_WORDS, list(range(WIDTH))))
-        return builder.add(ramp, _spread(builder, args[0]))
-
-    return Lanes(types.uint32)(types.uint32, types.uint32), emit
-
-
-@intrinsic
-def keep(typingctx: Any, factor: Any, words: Any, column: Any, least: Any) -> Any:
-    """``factor`` where the hash of word + column, as a signed number, is at least ``least``; 0 elsewhere."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        draw = _mixed(builder, builder.add(args[1], _spread(builder, args[2])), _words, whole=False)
-        bound = _spread(builder, builder.trunc(args[3], ir.IntType(32)))
-        kept = builder.icmp_signed(">=", draw, bound)
-        return builder.select(kept, args[0], ir.Constant(_vector(factor.dtype), None))
-
-    return factor(factor, words, types.uint32, types.int64), emit
-
-
-def _exp2_coefficients(degree: int) -> list[float]:
-    """2^f on [-1/2, 1/2] by powers of f: a polynomial through the Chebyshev nodes, near-minimax."""
-    nodes = 0.5 * np.cos(np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
-    fit = np.polynomial.Polynomial.fit(nodes, np.exp2(nodes), degree, domain=[-0.5, 0.5], window=[-1, 1])
-    return [float(c) for c in fit.convert().coef]
-
-
-_EXP2 = {
-    # dtype: (polynomial, 1.5 times 2^mantissa bits, mantissa bits, least exponent)
-    types.float32: (_exp2_coefficients(6), 1.5 * 2.0**23, 23, -125.0),
-    types.float64: ([math.log(2.0) ** k / math.factorial(k) for k in range(14)], 1.5 * 2.0**52, 52, -1021.0),
-}
-
-
-@intrinsic
-def exp2(typingctx: Any, x: Any) -> Any:
-    """2^x for x at most a few, to a rounding or two; 0 below the smallest normal number.
-
-    With n = round(x): 2^x = 2^(x - n) by a polynomial, times 2^n by adding n to the exponent's bits. Adding
-    1.5 times 2^23 rounds, and leaves n in the low bits of the sum.
-    """
-    coefficients, magic, shift, least = _EXP2[x.dtype]
-    kind, bits = _vector(x.dtype), ir.VectorType(ir.IntType(x.dtype.bitwidth), WIDTH)
-
-    def constant(value: float) -> ir.Constant:
-        return ir.Constant(kind, [value] * WIDTH)
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        raised = builder.fadd(args[0], constant(magic))
-        fraction = builder.fsub(args[0], builder.fsub(raised, constant(magic)))
-        value = constant(coefficients[-1])
-        for coefficient in reversed(coefficients[:-1]):
-            value = _muladd(builder, value, fraction, constant(coefficient), x.dtype)
-        exponent = builder.shl(builder.bitcast(raised, bits), ir.Constant(bits, [shift] * WIDTH))
-        power = builder.bitcast(builder.add(builder.bitcast(value, bits), exponent), kind)
-        return builder.select(builder.fcmp_ordered(">=", args[0], constant(least)), power, constant(0.0))
 
     return x(x), emit

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from megagraph_cli.model import simd
+from megagraph_cli.model import simd_functions as functions
 from megagraph_cli.model.drop import COLUMN_STEP, HEAD_STEP, ROW_STEP
 
 LOG2E = 1.4426950408889634
@@ -130,11 +131,11 @@ def exponentiate(zero, tile, n, place, sums, first, decay):
     if not first:
         old = simd.load(zero, place)
         top = simd.maximum(top, old)
-        shrink = simd.exp2(simd.sub(old, top))
+        shrink = functions.exp2(simd.sub(old, top))
         simd.store(decay, shrink)
         total = simd.mul(simd.load(zero, sums), shrink)
     for j in range(n):
-        p = simd.exp2(simd.sub(simd.load(zero, tile + j * vec), top))
+        p = functions.exp2(simd.sub(simd.load(zero, tile + j * vec), top))
         total = simd.add(total, p)
         simd.store(tile + j * vec, p)
     simd.store(place, top)
@@ -145,7 +146,7 @@ def exponentiate(zero, tile, n, place, sums, first, decay):
 def _row_base(key: Any, row: int) -> Any:
     """The part of a word that depends on the sequence and the row."""
     by_row = np.uint32(row) * _ROW_STEP
-    mixed = simd.mix(np.uint32(np.uint32(key >> np.uint64(32)) + by_row))
+    mixed = functions.mix(np.uint32(np.uint32(key >> np.uint64(32)) + by_row))
     return np.uint32(np.uint32(key) ^ mixed)
 
 
@@ -158,14 +159,14 @@ def column_step(column: int) -> Any:
 @njit(nogil=True, forceinline=True)
 def column_words(key: Any, row: int) -> Any:
     """The words of one row of head 0 for eight columns in a row."""
-    return simd.stairs(simd.mix(_row_base(key, row)), _COLUMN_STEP)
+    return functions.stairs(functions.mix(_row_base(key, row)), _COLUMN_STEP)
 
 
 @njit(nogil=True, forceinline=True)
 def _row_words(key: Any, row: int, lane: int) -> Any:
     """The words of one row for eight heads from ``lane``: hashes of (sequence's key, row, head)."""
     base = _row_base(key, row)
-    return simd.mix(simd.stairs(np.uint32(base + np.uint32(lane) * _HEAD_STEP), _HEAD_STEP))
+    return functions.mix(functions.stairs(np.uint32(base + np.uint32(lane) * _HEAD_STEP), _HEAD_STEP))
 
 
 @njit(nogil=True)
@@ -176,7 +177,7 @@ def drop_tile(zero, tile, n, index, first_column, key, row, lane, least):
     for j in range(n):
         column = column_step(first_column + simd.read(_LONG, index + 8 * j))
         # A product, not a choice: LLVM would turn that into a masked store, which some processors crawl through.
-        factor = simd.keep(one, words, column, least)
+        factor = functions.keep(one, words, column, least)
         simd.store(tile + j * vec, simd.mul(simd.load(zero, tile + j * vec), factor))
 
 
@@ -187,7 +188,7 @@ def grad_scores(zero, p, ds, n, lse, delta):
     shift = simd.mul(simd.load(zero, lse), simd.spread(zero, LOG2E))
     mean = simd.load(zero, delta)
     for j in range(n):
-        prob = simd.exp2(simd.sub(simd.load(zero, p + j * vec), shift))
+        prob = functions.exp2(simd.sub(simd.load(zero, p + j * vec), shift))
         simd.store(p + j * vec, prob)
         simd.store(ds + j * vec, simd.mul(prob, simd.sub(simd.load(zero, ds + j * vec), mean)))
 
@@ -200,8 +201,8 @@ def grad_scores_dropped(zero, p, ds, n, lse, delta, index, first_column, key, ro
     mean = simd.load(zero, delta)
     words, one = _row_words(key, row, lane), simd.spread(zero, 1.0)
     for j in range(n):
-        factor = simd.keep(one, words, column_step(first_column + simd.read(_LONG, index + 8 * j)), least)
-        prob = simd.exp2(simd.sub(simd.load(zero, p + j * vec), shift))
+        factor = functions.keep(one, words, column_step(first_column + simd.read(_LONG, index + 8 * j)), least)
+        prob = functions.exp2(simd.sub(simd.load(zero, p + j * vec), shift))
         simd.store(p + j * vec, simd.mul(prob, factor))
         kept = simd.mul(simd.load(zero, ds + j * vec), factor)
         simd.store(ds + j * vec, simd.mul(prob, simd.sub(kept, mean)))
