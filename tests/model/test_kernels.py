@@ -106,6 +106,22 @@ def test_views_of_one_projection_are_read_where_they_lie() -> None:
         assert torch.equal(a, b)
 
 
+def test_bfloat16_is_computed_in_float32() -> None:
+    """Inputs are rounded, nothing else: the kernel gives what it gives for the rounded inputs in float32."""
+    layout = RowLayout(15, 1, 1)
+    case = make_case(layout, batch=4, heads=8, head_dim=8)
+    whole = block_of(bias_of(case, layout, 0), 0, DROP)
+    block = replace(whole, features=whole.features.float())
+    weights = BiasWeights(*(t.float() for t in case.weights))
+    narrow = [t.bfloat16() for t in (case.q, case.k, case.v)]
+    found = []
+    for tensors in (narrow, [t.float() for t in narrow]):
+        out, lse = CompiledKernel().forward(*tensors, block, weights)
+        grad = case.grad.float()
+        found.append([out, lse, *CompiledKernel().backward(grad, (grad * out).sum(-1), lse, *tensors, block, weights)])
+    assert all(a.dtype == torch.float32 and torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_a_row_without_columns_has_no_output_and_no_gradient() -> None:
     layout = RowLayout(4, 0, 0)
     case = make_case(layout)
