@@ -17,8 +17,9 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from megagraph_cli.artifacts.base import first_complaint
+from megagraph_cli.artifacts.base import digest_of, first_complaint
 from megagraph_cli.artifacts.run import EpochRecord
+from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 from megagraph_cli.runtime.build import SHARED_PARAMETERS, TABLE
 from megagraph_cli.runtime.step import TrainStep
@@ -50,6 +51,13 @@ class TrainState(BaseModel):
     epochs: list[EpochRecord] = []
     best_epoch: int | None = None
     best_step: int | None = None
+
+
+def workload_digest(workload: Workload, graph_digest: str) -> str:
+    """What a resumed run must share with its checkpoint: the graph, and all of the recipe but the epochs."""
+    recipe = workload.recipe().model_dump(mode="json")
+    recipe["train"].pop("epochs")
+    return digest_of(recipe | {"graph": graph_digest})
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:

@@ -13,31 +13,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megagraph_cli.graph.batch import BatchBuilder, MicroBatch
+from megagraph_cli.graph.batch import MicroBatch
 from megagraph_cli.graph.rewards import importance
 from megagraph_cli.graph.sampler import ARMS
-from megagraph_cli.layout.rows import RowLayout
 from megagraph_cli.model.attention import BiasWeights
 from megagraph_cli.model.bias import AttentionBias
 from megagraph_cli.model.blocks import Layer
 from megagraph_cli.model.target_scores import LocalRow, TargetRow, node_scores, target_probabilities
-from megagraph_cli.model.transformer import Stage
-from megagraph_cli.parallel.mesh import Mesh
 from megagraph_cli.parallel.target_row import SharedRow
+from megagraph_cli.runtime.build import StageParts
 
 
 class ArmRewards:
     """Listens to the last layer of one rank's stage; all ranks make one and read it together."""
 
-    def __init__(
-        self, stage: Stage, mesh: Mesh, builder: BatchBuilder, layout: RowLayout, device: torch.device
-    ) -> None:
+    def __init__(self, parts: StageParts) -> None:
+        stage, mesh = parts.runner.stage, parts.mesh
         self._layer = stage.layers[str(stage.shape.num_layers - 1)] if stage.head is not None else None
         self._row: TargetRow = LocalRow() if mesh.dims.cp == 1 else SharedRow(mesh.cp, mesh.dims.cp)
-        self._builder = builder
-        self._mine = layout.rows_of(mesh.place.cp)
-        self._device = device
-        self._sums = torch.zeros(len(ARMS) + 1, dtype=torch.float64, device=device)
+        self._builder = parts.builder
+        self._mine = parts.workload.batch.rows(mesh.dims.cp).rows_of(mesh.place.cp)
+        self._device = parts.device
+        self._sums = torch.zeros(len(ARMS) + 1, dtype=torch.float64, device=parts.device)
         self._batch: list[tuple[Tensor, Tensor]] = []
         self._next = 0
 

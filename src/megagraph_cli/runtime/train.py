@@ -16,10 +16,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megagraph_cli.artifacts.base import digest_of
 from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.artifacts.run import EpochRecord, RankRecord
-from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.graph.batch import Drawn, MicroBatch, epoch_order, replica_targets
 from megagraph_cli.graph.graph import Graph
@@ -38,6 +36,7 @@ from megagraph_cli.runtime.checkpoint import (
     save_checkpoint,
     set_optimizer_step,
     whole_checkpoints,
+    workload_digest,
 )
 from megagraph_cli.runtime.evaluate import predict, score
 from megagraph_cli.runtime.job import TrainJob
@@ -265,8 +264,7 @@ class Trainer:
         every, parts = self.train.sampling_update_epochs, self.parts
         if not every or self.state.epoch % every:
             return None
-        layout = parts.workload.batch.rows(parts.mesh.dims.cp)
-        return ArmRewards(parts.runner.stage, parts.mesh, parts.builder, layout, parts.device)
+        return ArmRewards(parts)
 
     def _sample_by(self, weights: list[float]) -> None:
         """Draw by the sampling weights p from now on."""
@@ -302,13 +300,6 @@ class Trainer:
             self._sample_by(self.state.sampling_weights)
         if self.metrics is not None:
             self.metrics.cut_back(self.state.step)
-
-
-def workload_digest(workload: Workload, graph_digest: str) -> str:
-    """What a resumed run must share with its checkpoint: the graph, and all of the recipe but the epochs."""
-    recipe = workload.recipe().model_dump(mode="json")
-    recipe["train"].pop("epochs")
-    return digest_of(recipe | {"graph": graph_digest})
 
 
 def make_trainer(worker: Worker, job: TrainJob, plan: Plan, mesh: Mesh | None = None) -> Trainer:
