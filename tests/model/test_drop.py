@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megagraph_cli.model import drop as drop_module
 from megagraph_cli.model import dropout
 from megagraph_cli.model.drop import ATTENTION, RESIDUAL_1, Drop, keep_mask, place_key
 from megagraph_cli.model.dropout import drop_add
@@ -108,6 +109,37 @@ def test_drop_add_is_residual_plus_mask_times_x(size: int, dtype: torch.dtype, w
     out.backward(weights)
     assert torch.equal(gradient(x), mask * weights)
     assert torch.equal(gradient(residual), weights) if with_residual else residual.grad is None
+
+
+@pytest.mark.parametrize("size", [16, 12], ids=["compiled", "plain"])
+@pytest.mark.parametrize("residual_dtype", [torch.float32, torch.bfloat16, None], ids=str)
+def test_bfloat16_rounds_the_result_alone(size: int, residual_dtype: torch.dtype | None) -> None:
+    """1 / (1 - 0.3) is no bfloat16: rounded, it would make up for 0.16 % too much, and in the forward alone."""
+    drop = Drop(0.3, place_key(1, 2, RESIDUAL_1))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 3, size, generator=generator).bfloat16().requires_grad_()
+    residual = None
+    if residual_dtype is not None:
+        residual = torch.randn(4, 3, size, generator=generator).to(residual_dtype)
+    mask = keep_mask(drop, (1, 4, 3, size), first_row=0, first_column=0, like=LIKE)[0]
+    exact = mask * x.detach().double() + (0 if residual is None else residual.double())
+    out = drop_add(x, residual, drop)
+    assert out.dtype == (residual_dtype or torch.bfloat16)
+    # Half a unit in the last place of the result, and the roundings of float32 before it.
+    slack = torch.finfo(out.dtype).eps / 2 * exact.abs() + 4 * torch.finfo(torch.float32).eps * 8
+    assert bool(((out.double() - exact).abs() <= slack).all())
+    out.backward(torch.ones_like(out))
+    assert torch.equal(gradient(x), mask.bfloat16())
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 2 * 5 * 4 * 7, 1 << 22])
+def test_masks_drawn_in_parts_are_the_same(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mask() -> Tensor:
+        return keep_mask(Drop(0.3, 8), (2, 5, 9, 4), first_row=3, first_column=2, like=LIKE)
+
+    whole = mask()
+    monkeypatch.setattr(drop_module, "_DRAWS_AT_ONCE", at_once)
+    assert torch.equal(mask(), whole)
 
 
 def gradient(tensor: Tensor) -> Tensor:

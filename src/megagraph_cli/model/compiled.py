@@ -73,7 +73,7 @@ def drop_rows(x_BRD: Tensor, drop: Drop, residual: Tensor | None) -> Tensor:
     out = torch.empty(x_BRD.shape, dtype=x_BRD.dtype)
     x = x_BRD.contiguous()
     added = None if residual is None else residual.contiguous()
-    keys = sequence_keys(drop, batch)
+    keys = sequence_keys(drop, np.arange(batch))
     addresses = (x.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr(), keys.ctypes.data)
     shape = (rows, size, drop.first_row, drop.dropped - 2**31)
     parts = cut(batch, max(1, min(torch.get_num_threads(), x.numel() // _NUMBERS_PER_THREAD)))
@@ -155,7 +155,7 @@ class _Call:
             self._features = self._features.contiguous()
         self._padded = block.padded_keys.contiguous()
         self._channel, self._token = (self._grouped(x.to(self.dtype)) * tiles.LOG2E for x in weights[::2])
-        self._keys = None if block.drop is None else sequence_keys(block.drop, self.batch)
+        self._keys = None if block.drop is None else sequence_keys(block.drop, np.arange(self.batch))
         self.whole_sequences, self.parts = self._parts()
 
     def _parts(self) -> tuple[bool, list[tuple[int, int, int, int]]]:

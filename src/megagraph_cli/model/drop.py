@@ -9,7 +9,7 @@ Legend: B sequences, R rows, C columns, H heads.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,10 @@ ROW_STEP, HEAD_STEP, COLUMN_STEP = 0x85EBCA6B, 0xC2B2AE35, 0x9E3779B9
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 0xFFFFFFFF
 _LONG = 0xFFFFFFFFFFFFFFFF
+_DRAWS_AT_ONCE = 1 << 22
+"""Draws that are words of 8 bytes at the same time; 32 MiB stay in a large device's cache."""
+
+Words = TypeVar("Words", NDArray[np.int64], Tensor)
 
 
 class Drop(NamedTuple):
@@ -57,16 +61,22 @@ def _mix_long(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def sequence_keys(drop: Drop, batch: int) -> NDArray[np.uint64]:
-    """Keys uint64 [B] of the sequences here."""
-    with np.errstate(over="ignore"):
-        value = np.uint64(drop.key) + np.uint64(_GOLDEN) * np.arange(
-            drop.first_sequence + 1, drop.first_sequence + 1 + batch, dtype=np.uint64
-        )
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: NDArray[np.uint64] = value ^ (value >> np.uint64(31))
-    return mixed
+def sequence_keys(drop: Drop, places: Words) -> Words:
+    """64-bit keys of the sequences at ``places`` int64 [B] here, on whichever device those are; int64 wraps around."""
+    value = (places + (drop.first_sequence + 1)) * _signed(_GOLDEN) + _signed(drop.key)
+    value = (value ^ _shifted(value, 30)) * _signed(0xBF58476D1CE4E5B9)
+    value = (value ^ _shifted(value, 27)) * _signed(0x94D049BB133111EB)
+    return value ^ _shifted(value, 31)
+
+
+def _signed(word: int) -> int:
+    """The int64 of the same 64 bits."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+def _shifted(value: Words, bits: int) -> Words:
+    """A right shift that brings in zeros, not copies of the sign."""
+    return (value >> bits) & (_LONG >> bits)
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -90,15 +100,20 @@ def keep_mask(
 ) -> Tensor:
     """Factors 0 or 1 / (1 - p) [H, B, R, C] in the dtype and on the device of ``like``."""
     heads, batch, rows, columns = shape
-    keys = sequence_keys(drop, batch)
-    halves = np.stack((keys & np.uint64(_WORD), keys >> np.uint64(32))).astype(np.int64)
-    low, high = torch.from_numpy(halves).to(like.device, non_blocking=True).view(2, batch, 1)
+    # Made on the device: a copy from the host would wait for the device at every place of every layer.
+    keys = sequence_keys(drop, torch.arange(batch, device=like.device)).unsqueeze(-1)
 
     def steps(first: int, count: int, step: int) -> Tensor:
         return (torch.arange(first, first + count, device=like.device) * step).bitwise_and_(_WORD)
 
-    by_row = low ^ _mix_whole((high + steps(first_row, rows, ROW_STEP)) & _WORD)
+    by_row = (keys & _WORD) ^ _mix_whole((_shifted(keys, 32) + steps(first_row, rows, ROW_STEP)) & _WORD)
     words = _mix_whole((by_row + steps(0, heads, HEAD_STEP).view(-1, 1, 1)) & _WORD)
-    draws = _mix((words.unsqueeze(-1) + steps(first_column, columns, COLUMN_STEP)) & _WORD)
-    # The draw counts as a signed number, as in the compiled kernels: words from 2^31 on come first.
-    return ((draws ^ 2**31) >= drop.dropped).to(like.dtype).mul_(drop.kept)
+    by_column = steps(first_column, columns, COLUMN_STEP)
+    mask = like.new_empty(shape)
+    rows_at_once = max(1, _DRAWS_AT_ONCE // (heads * batch * columns))
+    cuts = list(range(rows_at_once, rows, rows_at_once))
+    for words_part, mask_part in zip(words.tensor_split(cuts, 2), mask.tensor_split(cuts, 2), strict=True):
+        draws = _mix((words_part.unsqueeze(-1) + by_column) & _WORD)
+        # The draw counts as a signed number, as in the compiled kernels: words from 2^31 on come first.
+        mask_part.copy_((draws ^ 2**31) >= drop.dropped)
+    return mask.mul_(drop.kept)
