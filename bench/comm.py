@@ -42,7 +42,7 @@ from megagraph_cli.parallel.row_adamw import RowAdamW
 from megagraph_cli.parallel.table import TableGradient
 from megagraph_cli.runtime.build import make_attend
 from megagraph_cli.runtime.meters import metered
-from slow_link import limit, missing, run_on_both
+from parts.slow_link import limit, missing, run_on_both
 
 HEADS, HEAD_DIM, POWERS = 8, 8, 6
 TABLE_ROWS, TABLE_DIM, TARGETS, TARGET_ROWS = 2_400_000, 64, 1024, 16

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from bench.slow_link import DEVICE, limit
+from bench.parts.slow_link import DEVICE, limit
 
 from megagraph_cli.graph.batch import replica_targets
 from megagraph_cli.runtime.step import TrainStep

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from bench.slow_link import missing, run_on_both
+from bench.parts.slow_link import missing, run_on_both
 
 from megagraph_cli.runtime.step import TrainStep
 from megagraph_cli.runtime.tensors import to_device
@@ -41,7 +41,7 @@ def test_two_hosts_send_what_is_reckoned(pp: int, cp: int) -> None:
     why = missing()
     if why is not None:
         pytest.skip(why)
-    found = [json.loads(output) for output in run_on_both(["-m", WORKER, str(pp), str(cp)], deadline_s=120)]
+    found = [json.loads(output) for output in run_on_both(["-m", WORKER, str(pp), str(cp)], deadline_s=300)]
     expected = losses_alone()
     for host in found:
         assert np.max(np.abs(np.array(host["losses"]) / np.array(expected) - 1)) <= TOLERANCE
