@@ -35,8 +35,10 @@ def purpose(mesh: Mesh, name: str, group: Any, tensor: Tensor) -> str:
         return "summary"
     if group is mesh.cp:
         return "context"
-    if group is mesh.pp or group is mesh.pp_up:
-        return "boundary" if name == "isend" else "gradients"
+    if name == "isend" and any(group is link for link in (*mesh.pp_down, *mesh.pp_up)):
+        return "boundary"
+    if group is mesh.pp:
+        return "gradients"
     assert group is mesh.loss
     return "table" if name == GATHER or tensor.dtype == torch.int64 else "gradients"
 

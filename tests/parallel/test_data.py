@@ -86,7 +86,7 @@ def test_reductions_norm_and_clipping_on_two_ranks() -> None:
 
 def lone_mesh() -> Mesh:
     dims = ParallelDims(1, 1, 1)
-    return Mesh(dims=dims, place=dims.place(0), pp=None, pp_up=None, cp=None, loss=None)  # type: ignore[arg-type]
+    return Mesh(dims=dims, place=dims.place(0), pp=None, cp=None, loss=None)  # type: ignore[arg-type]
 
 
 def test_gradients_accumulate_into_the_buffer_and_are_scaled_in_it() -> None:

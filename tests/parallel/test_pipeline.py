@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megagraph_cli.layout.schedules import SCHEDULES, Work
+from megagraph_cli.layout.dims import AXES, ParallelDims
+from megagraph_cli.layout.schedules import SCHEDULES, Work, receive_buffers
+from megagraph_cli.parallel.mesh import build_mesh
 from megagraph_cli.parallel.pipeline import Boundary, Neighbours, Pipeline, SingleStage, Staged
 from tests.ranks import run_ranks
 
@@ -87,6 +91,12 @@ def test_inference_gives_the_outputs_in_order_and_no_gradient() -> None:
     assert not gradients(module)
 
 
+def neighbours(rank: int, size: int) -> Neighbours:
+    """Groups as the mesh makes them."""
+    mesh = build_mesh(ParallelDims(size, 1, 1), AXES, "cpu")
+    return Neighbours(rank, size, mesh.pp_down, mesh.pp_up)
+
+
 def staged(rank: int, schedule: str) -> tuple[dict[str, Tensor], list[Tensor], list[Work]]:
     """Gradients after a step, inference's outputs, and the order of work, of this rank's stage; twice the same."""
     log: list[Work] = []
@@ -94,7 +104,7 @@ def staged(rank: int, schedule: str) -> tuple[dict[str, Tensor], list[Tensor], l
     module = Part(SPLITS[size][rank], 5, log)
     pipeline = Staged(
         module,
-        neighbours=Neighbours(rank, size, dist.new_group(), dist.new_group()),  # type: ignore[no-untyped-call]
+        neighbours=neighbours(rank, size),
         schedule=schedule,
         num_microbatches=NUM_MICROBATCHES,
         loss=loss,
@@ -146,7 +156,7 @@ def posted(rank: int) -> list[int]:
         module.register_forward_pre_hook(lambda *_: counts.append(receives.call_count))
         pipeline = Staged(
             module,
-            neighbours=Neighbours(rank, 2, dist.new_group(), dist.new_group()),  # type: ignore[no-untyped-call]
+            neighbours=neighbours(rank, 2),
             schedule="1f1b",
             num_microbatches=NUM_MICROBATCHES,
             loss=loss,
@@ -164,3 +174,59 @@ def test_the_next_receive_is_posted_before_the_work_on_this_one_begins() -> None
     assert last == [2, 3, 4, 4, 4]
     # The first stage receives gradients alone: the first is awaited from the start, the next as soon as one is taken.
     assert first == [1, 1, 2, 3, 4]
+
+
+MANY = 12
+"""Micro-batches: many more than stages."""
+
+
+def most_alive(rank: int, size: int) -> dict[str, int]:
+    """Most tensors that this stage holds at once, of those it received and those it sent each way, under 1F1B."""
+    at = neighbours(rank, size)
+    alive: dict[str, list[weakref.ref[Tensor]]] = {}
+    most: dict[str, int] = {}
+
+    def noting(call: Any) -> Any:
+        def wrapper(tensor: Tensor, *, group: dist.ProcessGroup, **place: int) -> Any:
+            way = "down" if any(group is link for link in at.down) else "up"
+            name = f"{call.__name__} {way}"
+            alive.setdefault(name, []).append(weakref.ref(tensor))
+            most[name] = max(most.get(name, 0), sum(ref() is not None for ref in alive[name]))
+            return call(tensor, group=group, **place)
+
+        return wrapper
+
+    pipeline = Staged(
+        Part(SPLITS[size][rank], 5, []),
+        neighbours=at,
+        schedule="1f1b",
+        num_microbatches=MANY,
+        loss=loss,
+        boundary=Boundary((BATCH, ROWS, HIDDEN), torch.float64, torch.device("cpu")),
+    )
+    with mock.patch.multiple(dist, isend=noting(dist.isend), irecv=noting(dist.irecv)):
+        pipeline.step(lambda: None)
+        steps = dict(most)
+        most.clear()
+        pipeline.infer()
+    return steps | {f"infer {name}": count for name, count in most.items()}
+
+
+@pytest.mark.ranks
+def test_what_a_stage_holds_does_not_grow_with_the_number_of_micro_batches() -> None:
+    size = 3
+    for stage, most in enumerate(run_ranks(size, most_alive, size)):
+        in_flight = SCHEDULES["1f1b"].in_flight(stage, size, MANY)
+        expected = {}
+        if stage:
+            expected["irecv down"] = receive_buffers(in_flight, MANY)
+            expected["isend up"] = 2
+            # The one being worked on, and the next.
+            expected["infer irecv down"] = 2
+        if stage < size - 1:
+            # A micro-batch in flight waits for its gradient.
+            expected["isend down"] = in_flight
+            expected["irecv up"] = 2
+            expected["infer isend down"] = 2
+        assert most.keys() == expected.keys()
+        assert all(most[name] <= bound for name, bound in expected.items()), (stage, most, expected)

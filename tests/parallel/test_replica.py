@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import fields, replace
 from datetime import timedelta
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,9 +14,12 @@ import pytest
 from megagraph_cli.graph.batch import BatchBuilder
 from megagraph_cli.graph.loader import Begun, Prefetcher
 from megagraph_cli.layout.dims import AXES, ParallelDims
+from megagraph_cli.parallel import replica
+from megagraph_cli.parallel.collectives import all_gather
 from megagraph_cli.parallel.mesh import build_mesh
 from megagraph_cli.parallel.replica import replica_peers
 from megagraph_cli.runtime.build import make_builder
+from megagraph_cli.runtime.live import live_tensor_bytes
 from tests.ranks import run_ranks
 from tests.runtime.small import small_graph, small_workload
 
@@ -70,6 +75,29 @@ def leaves_early(rank: int) -> list[int]:
             if index == 2:
                 break
     return begun
+
+
+def bytes_seen(rank: int) -> tuple[list[int], np.ndarray]:
+    """Live tensors' bytes before, while and after peers exchange 1000 bytes each, and the first byte of each peer's."""
+    peers = replica_peers(ParallelDims(2, 1, 1), AXES, 1, timedelta(seconds=30))
+    assert peers is not None
+    seen = [live_tensor_bytes()]
+
+    def gather(*arguments: Any, **named: Any) -> Any:
+        seen.append(live_tensor_bytes())
+        return all_gather(*arguments, **named)
+
+    with mock.patch.object(replica, "all_gather", gather):
+        whole = peers.exchange(np.full(1000, 5 + rank, dtype=np.uint8))
+    return [*seen, live_tensor_bytes()], whole[:, 0]
+
+
+@pytest.mark.ranks
+def test_what_peers_exchange_is_no_tensor_to_the_memory_meter() -> None:
+    for seen, first in run_ranks(2, bytes_seen):
+        assert len(seen) == 3
+        assert len(set(seen)) == 1
+        assert first.tolist() == [5, 6]
 
 
 @pytest.mark.ranks

@@ -147,6 +147,15 @@ def test_what_another_thread_frees_is_seen() -> None:
     assert reading.end_bytes == reading.start_bytes - 4000 + kept.nbytes
 
 
+def test_numpy_memory_of_another_thread_comes_and_goes_unheard() -> None:
+    thread = threading.Thread(target=lambda: torch.from_numpy(np.zeros(5000)))
+    with metered(CPU) as reading:
+        thread.start()
+        thread.join()
+        kept = tensor(100)
+    assert reading.peak_bytes - reading.start_bytes == reading.end_bytes - reading.start_bytes == kept.nbytes
+
+
 def test_numpy_is_overheard_inside_the_block_alone() -> None:
     from_numpy = torch.from_numpy
     with metered(CPU, from_zero=True) as reading:

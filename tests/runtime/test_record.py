@@ -54,6 +54,13 @@ def test_a_ranks_step_time_is_the_median_after_three_steps_and_its_peak_the_larg
     assert (record.step_s, record.peak_bytes) == (2.0, 30)
 
 
+def test_a_later_peak_without_categories_keeps_those_of_the_largest_metered_one() -> None:
+    meter = RankMeter(0, Place(0, 0, 0))
+    for peak, memory in ((10, {"activations": 10}), (30, {"activations": 30}), (20, {"activations": 20}), (40, None)):
+        meter.saw_peak(peak, memory)
+    assert (meter.record().peak_bytes, meter.record().memory) == (40, {"activations": 30})
+
+
 def test_what_was_not_measured_is_null() -> None:
     record = RankMeter(0, Place(0, 0, 0), step_s=[1.0, 1.0, 1.0]).record()
     assert (record.step_s, record.peak_bytes) == (None, None)

@@ -25,8 +25,8 @@ TOLERANCE = 1e-10
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 
-def plans() -> dict[str, Plan]:
-    workload = small_workload(small_graph())
+def plans(embedding: str = "auto") -> dict[str, Plan]:
+    workload = small_workload(small_graph(), model={"embedding": embedding})
     return {
         "one": make_plan(workload),
         "pp": make_plan(workload, pp=2, layers=(1, 2), num_microbatches=3, schedule="1f1b"),
@@ -35,11 +35,11 @@ def plans() -> dict[str, Plan]:
     }
 
 
-def train(rank: int, tasks: list[tuple[Path, str, int]]) -> None:
+def train(rank: int, tasks: list[tuple[Path, str, int]], embedding: str = "auto") -> None:
     """(run directory, plan, steps in all) one after another; a directory with a checkpoint is resumed."""
     graph = small_graph()
     for run_dir, plan, max_steps in tasks:
-        trainer = make_trainer(rank, run_dir, plans()[plan], graph, max_steps=max_steps)
+        trainer = make_trainer(rank, run_dir, plans(embedding)[plan], graph, max_steps=max_steps)
         dist.barrier()
         trainer.resume()
         trainer.run()
@@ -88,6 +88,13 @@ def test_a_run_stopped_at_step_7_goes_on_under_every_plan(tmp_path: Path) -> Non
         train(0, [(back, "one", END)])
     for run_dir in (tmp_path / "pp", tmp_path / "dp", tmp_path / "cp", back):
         check_same(run_dir, whole)
+
+
+def test_a_table_goes_on_in_mid_epoch_under_another_plan(tmp_path: Path) -> None:
+    """Its rows and their moments, of which each step touches a few, come back with the plan's other parameters."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    run_ranks(2, train, [(whole, "pp", END), (stopped, "pp", STOP), (stopped, "dp", END)], "table")
+    check_same(stopped, whole)
 
 
 def test_a_checkpoint_of_another_workload_is_refused(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ class _TargetAttention(torch.autograd.Function):
         grads = call.kernel.backward(
             grad_out, delta, lse, q, k, v, call.block(ring.rank), call.weights(channel, offset, token)
         )
-        grad_q = grads.q.contiguous()
+        grad_q = grads.q.to(q.dtype).contiguous()
         dist.all_reduce(grad_q, group=ring.group)
         if ring.rank != 0:
             grad_q = torch.zeros_like(grad_q)

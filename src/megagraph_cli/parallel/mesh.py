@@ -22,18 +22,20 @@ COLLECTIVE_DEADLINE = timedelta(minutes=10)
 class Mesh:
     """Where this rank stands, and its process groups.
 
-    ``pp`` and ``cp`` are the groups along those axes; ``loss`` = dp x cp is the group that sums gradients. ``pp_up``
-    has the ranks of ``pp``, and carries what goes from the last stage to the first. Each group is one communicator,
-    used in the same order by all of its ranks. ``peers`` are the ranks of this replica on this host, None where there
-    is no other.
+    ``pp`` and ``cp`` are the groups along those axes; ``loss`` = dp x cp is the group that sums gradients. ``pp_down``
+    and ``pp_up`` have the ranks of ``pp``, and carry what goes from one stage to the next and back: none with one
+    stage, one each with two, two each with more, for links in turn (the first ``pp_down`` is ``pp``). Each group is
+    one communicator, used in the same order by all of its ranks. ``peers`` are the ranks of this replica on this host,
+    None where there is no other.
     """
 
     dims: ParallelDims
     place: Place
     pp: dist.ProcessGroup
-    pp_up: dist.ProcessGroup
     cp: dist.ProcessGroup
     loss: dist.ProcessGroup
+    pp_down: tuple[dist.ProcessGroup, ...] = ()
+    pp_up: tuple[dist.ProcessGroup, ...] = ()
     peers: ReplicaPeers | None = None
 
     @property
@@ -60,13 +62,16 @@ def build_mesh(dims: ParallelDims, mesh_order: Sequence[str], device_type: str, 
         mesh=torch.arange(dims.size).view(dims.shape(mesh_order)),
         mesh_dim_names=tuple(mesh_order),
     )
+    # With a third stage one stage both receives and sends: a second group each way, see Neighbours.
+    more = [_groups(places, lambda place: _others(place, "pp")) for _ in range((0, 0, 1, 3)[min(dims.pp, 3)])]
     return Mesh(
         dims=dims,
         place=places[dist.get_rank()],
         pp=mesh.get_group("pp"),
-        pp_up=_groups(places, lambda place: _others(place, "pp")) if dims.pp > 1 else mesh.get_group("pp"),
         cp=mesh.get_group("cp"),
         loss=_groups(places, lambda place: (place.pp,)),
+        pp_down=(mesh.get_group("pp"), *more[1:2]) if more else (),
+        pp_up=(*more[:1], *more[2:]),
         peers=replica_peers(dims, mesh_order, hosts, COLLECTIVE_DEADLINE),
     )
 

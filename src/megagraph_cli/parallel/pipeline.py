@@ -8,7 +8,7 @@ whose own tensors (ids, bias, labels) each rank already has; only x crosses a bo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
@@ -75,15 +75,29 @@ class SingleStage:
 class Neighbours:
     """The stages before and after this one.
 
-    ``down`` carries x towards the last stage, ``up`` its gradients towards the first. They are two groups of the
-    same ranks, so that receives can be posted long before they are needed: between two ranks a group then holds
-    messages of one direction in one order, and no send of one waits for a receive of the other.
+    ``down`` carries x towards the last stage, ``up`` its gradients towards the first. Each is a group of all stages,
+    or two that take the links in turn; with more than two stages it must be two. NCCL does the messages of a group one
+    after another, and a receive is posted long before its message is sent: a stage that sent in the same group would
+    have its sends wait behind it, and stages would wait for each other in a circle.
     """
 
     stage: int
     num_stages: int
-    down: dist.ProcessGroup
-    up: dist.ProcessGroup
+    down: Sequence[dist.ProcessGroup]
+    up: Sequence[dist.ProcessGroup]
+
+    @property
+    def before(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """The (down, up) groups of the link to the stage before."""
+        return self._link(self.stage - 1)
+
+    @property
+    def after(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """The (down, up) groups of the link to the stage after."""
+        return self._link(self.stage)
+
+    def _link(self, number: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        return self.down[number % len(self.down)], self.up[number % len(self.up)]
 
     @property
     def first(self) -> bool:
@@ -97,12 +111,12 @@ class Neighbours:
         """One message over every link, in an order that cannot wait in a circle: NCCL connects on first use."""
         token = torch.zeros(1, device=device)
         if not self.first:
-            dist.recv(token, group=self.down, group_src=self.stage - 1)
+            dist.recv(token, group=self.before[0], group_src=self.stage - 1)
         if not self.last:
-            dist.send(token, group=self.down, group_dst=self.stage + 1)
-            dist.recv(token, group=self.up, group_src=self.stage + 1)
+            dist.send(token, group=self.after[0], group_dst=self.stage + 1)
+            dist.recv(token, group=self.after[1], group_src=self.stage + 1)
         if not self.first:
-            dist.send(token, group=self.up, group_dst=self.stage - 1)
+            dist.send(token, group=self.before[1], group_dst=self.stage - 1)
 
 
 class Boundary(NamedTuple):
@@ -140,21 +154,14 @@ class _Inbox:
 
 
 class _Outbox:
-    """Messages of one direction; a tensor stays alive until it is known to have arrived.
+    """Messages of one direction; a tensor stays alive until the caller settles its message.
 
-    gloo says that a message has left only when it is waited for, so the caller tells what must have been received.
+    Only the caller knows when that costs no waiting: gloo tells that a message has left to nobody but its waiter.
     """
 
     def __init__(self, group: dist.ProcessGroup, destination: int) -> None:
         self._group, self._destination = group, destination
         self._leaving: deque[tuple[Tensor, dist.Work]] = deque()
-        self._arrived = 0
-
-    def arrived(self, count: int) -> None:
-        """The first ``count`` messages were received at the other end: waiting for them takes no time."""
-        while self._arrived < count:
-            self._leaving.popleft()[1].wait()
-            self._arrived += 1
 
     def put(self, tensor: Tensor) -> None:
         tensor = tensor.contiguous()
@@ -162,16 +169,22 @@ class _Outbox:
         assert work is not None
         self._leaving.append((tensor, work))
 
-    def close(self) -> None:
-        while self._leaving:
-            self._leaving.popleft()[1].wait()
+    def settle_oldest(self) -> None:
+        """Wait until the oldest message has left, and let go of it."""
+        self._leaving.popleft()[1].wait()
+
+    def settle(self, most: int = 0) -> None:
+        """Let go of all but the ``most`` newest messages."""
+        while len(self._leaving) > most:
+            self.settle_oldest()
 
 
 class Staged:
     """pp > 1: a stage's work in the order of a schedule.
 
     No more than one receive of each direction is posted ahead, so a stage holds the x of the micro-batches in flight
-    and one more.
+    and one more. What it sends it holds no longer than it must: an x until its gradient comes back, which tells that
+    it arrived, and a gradient until the second backward after it, when the stage before has taken it or is behind.
     """
 
     def __init__(
@@ -186,23 +199,12 @@ class Staged:
     ) -> None:
         self._module, self._loss, self._boundary = module, loss, boundary
         self._at, self._count = neighbours, num_microbatches
-        order = SCHEDULES[schedule].order
-        self._order = order(neighbours.stage, neighbours.num_stages, num_microbatches)
-        # When x of a micro-batch comes, the stage before has done, and so received, that many backwards.
-        self._returned: dict[int, int] = {}
-        if not neighbours.first:
-            done = 0
-            for work in order(neighbours.stage - 1, neighbours.num_stages, num_microbatches):
-                if work.kind == "backward":
-                    done += 1
-                else:
-                    self._returned[work.microbatch] = done
+        self._order = SCHEDULES[schedule].order(neighbours.stage, neighbours.num_stages, num_microbatches)
         neighbours.meet(boundary.device)
 
     def step(self, before_last: Notice, span: SpanOf = no_span) -> None:
         arriving, leaving = self._down()
-        returning = None if self._at.last else _Inbox(self._at.up, self._at.stage + 1, self._boundary, self._count)
-        passing = None if self._at.first else _Outbox(self._at.up, self._at.stage - 1)
+        returning, passing = self._up()
         held: dict[int, tuple[Tensor, Tensor]] = {}
         for place, work in enumerate(self._order):
             index = torch.tensor([work.microbatch])
@@ -211,8 +213,6 @@ class Staged:
                 if arriving is not None:
                     with span("link", f"receive for forward {work.microbatch}"):
                         x = arriving.take().requires_grad_()
-                    if passing is not None:
-                        passing.arrived(self._returned[work.microbatch])
                 with span("device", f"forward {work.microbatch}"):
                     out = self._module(x, index)
                     if leaving is not None:
@@ -222,41 +222,52 @@ class Staged:
             if place == len(self._order) - 1:
                 before_last()
             x, out = held.pop(work.microbatch)
+            if passing is not None:
+                passing.settle(1)
             gradient = None
             if returning is not None:
                 with span("link", f"receive for backward {work.microbatch}"):
                     gradient = returning.take()
-                if leaving is not None:
-                    # A gradient that comes back tells that its x arrived.
-                    leaving.arrived(work.microbatch + 1)
+            if leaving is not None:
+                leaving.settle_oldest()
             with span("device", f"backward {work.microbatch}"):
                 torch.autograd.backward(out, gradient)
             del out, gradient
             if passing is not None:
                 assert x.grad is not None
                 passing.put(x.grad)
-        for outbox in (leaving, passing):
-            if outbox is not None:
-                outbox.close()
+            del x
+        if passing is not None:
+            passing.settle()
 
     def infer(self) -> list[Tensor]:
         arriving, leaving = self._down()
         outputs = []
         with torch.no_grad():
             for index in torch.split(torch.arange(self._count), 1):
+                if leaving is not None:
+                    leaving.settle(1)
                 out = self._module(index if arriving is None else arriving.take(), index)
                 if leaving is None:
                     outputs.append(out)
                 else:
                     leaving.put(out)
         if leaving is not None:
-            leaving.close()
+            leaving.settle()
         return outputs
 
     def _down(self) -> tuple[_Inbox | None, _Outbox | None]:
         """Where x comes from and where it goes."""
         at = self._at
         return (
-            None if at.first else _Inbox(at.down, at.stage - 1, self._boundary, self._count),
-            None if at.last else _Outbox(at.down, at.stage + 1),
+            None if at.first else _Inbox(at.before[0], at.stage - 1, self._boundary, self._count),
+            None if at.last else _Outbox(at.after[0], at.stage + 1),
+        )
+
+    def _up(self) -> tuple[_Inbox | None, _Outbox | None]:
+        """Where gradients come from and where they go."""
+        at = self._at
+        return (
+            None if at.last else _Inbox(at.after[1], at.stage + 1, self._boundary, self._count),
+            None if at.first else _Outbox(at.before[1], at.stage - 1),
         )

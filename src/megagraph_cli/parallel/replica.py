@@ -14,8 +14,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from megagraph_cli.layout.dims import ParallelDims
+from megagraph_cli.parallel.collectives import all_gather
+
+ON_HOST = "_mgraph_on_host"
+"""Set on a tensor that only lends NumPy's memory to a collective: the memory meter passes over it, as over NumPy's."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,15 @@ class ReplicaPeers:
 
     def exchange(self, mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Bytes [size, n] of all peers, each of which gives n bytes; all peers call it in the same order."""
-        whole = torch.empty(self.size * mine.size, dtype=torch.uint8)
-        dist.all_gather_into_tensor(whole, torch.from_numpy(mine), group=self.group)
-        return whole.view(self.size, mine.size).numpy()
+        whole = np.empty((self.size, mine.size), dtype=np.uint8)
+        all_gather(_lent(whole.reshape(-1)), _lent(mine), self.group)
+        return whole
+
+
+def _lent(array: NDArray[np.uint8]) -> Tensor:
+    tensor = torch.from_numpy(array)
+    setattr(tensor, ON_HOST, True)
+    return tensor
 
 
 def replica_peers(

@@ -272,7 +272,7 @@ def make_pipeline(
     shape = (microbatch_size, rows, workload.model.hidden_dim)
     return Staged(
         runner,
-        neighbours=Neighbours(mesh.place.pp, mesh.dims.pp, mesh.pp, mesh.pp_up),
+        neighbours=Neighbours(mesh.place.pp, mesh.dims.pp, mesh.pp_down, mesh.pp_up),
         schedule=order.schedule,
         num_microbatches=order.num_microbatches,
         loss=runner.loss,

@@ -2,13 +2,15 @@
 
 The profiler reports what torch's allocator gives and takes back on the profiled thread since it began. It does not see
 a tensor that is freed and is older than that, memory that NumPy or Numba allocated and a tensor took over, or what
-other threads allocate. So: storages are watched until they die, ``torch.from_numpy`` is overheard, both by the
-profile's own clock, and what is alive at the end and was never seen counts from the start.
+other threads allocate. So: storages are watched until they die, ``torch.from_numpy`` is overheard on the profiled
+thread, both by the profile's own clock, and what is alive at the end and was never seen counts from the start. What
+the loader's thread sends to its peers is host memory that comes and goes beside the step: it never counts.
 """
 
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -21,16 +23,18 @@ import torch
 from torch import Tensor
 from torch.profiler import profile
 
+from megagraph_cli.parallel.replica import ON_HOST
+
 
 def live_storages() -> dict[int, torch.UntypedStorage]:
-    """All CPU storages that a Python tensor refers to, each once, by address."""
+    """All CPU storages that a Python tensor refers to, each once, by address; not what the loader's thread sends."""
     gc.collect()
     storages: dict[int, torch.UntypedStorage] = {}
     for thing in gc.get_objects():
         # By type alone: asking some objects for their __class__ runs their code, torch's deprecated ones warn.
         if issubclass(type(thing), Tensor) and thing.device.type == "cpu" and thing.layout == torch.strided:
             storage = thing.untyped_storage()
-            if storage.nbytes():
+            if storage.nbytes() and not hasattr(thing, ON_HOST):
                 storages[storage.data_ptr()] = storage
     return storages
 
@@ -61,12 +65,13 @@ class Watch:
 
     @contextmanager
     def overhear(self) -> Iterator[None]:
-        """Inside the block, tell of memory that a tensor takes over from NumPy."""
-        from_numpy = torch.from_numpy
+        """Inside the block, tell of memory that a tensor of this thread takes over from NumPy."""
+        from_numpy, listener = torch.from_numpy, threading.get_ident()
 
         def telling(array: Any) -> Tensor:
             tensor = from_numpy(array)
-            self.changes.append((time.time_ns(), self.add(tensor.untyped_storage())))
+            if threading.get_ident() == listener:
+                self.changes.append((time.time_ns(), self.add(tensor.untyped_storage())))
             return tensor
 
         with mock.patch.object(torch, "from_numpy", telling):

@@ -63,7 +63,7 @@ PLAIN = Way("none", "ring")
 def context_mesh(group: dist.ProcessGroup) -> Mesh:
     """A mesh of context ranks alone, over the ranks of ``group``."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    return Mesh(dims=ParallelDims(1, 1, size), place=Place(0, 0, rank), pp=group, pp_up=group, cp=group, loss=group)
+    return Mesh(dims=ParallelDims(1, 1, size), place=Place(0, 0, rank), pp=group, cp=group, loss=group)
 
 
 class Probe:

@@ -59,9 +59,10 @@ class RankMeter:
     memory: dict[str, int] | None = None
 
     def saw_peak(self, peak_bytes: int, memory: dict[str, int] | None = None) -> None:
-        """A step's peak and its bytes by category: the largest is kept."""
+        """A step's peak and, where they were metered, its bytes by category: the largest is kept of both."""
         if self.peak_bytes is None or peak_bytes > self.peak_bytes:
-            self.peak_bytes, self.memory = peak_bytes, memory
+            self.peak_bytes = peak_bytes
+            self.memory = memory or self.memory
 
     def record(self) -> RankRecord:
         timed = self.step_s[_UNTIMED_STEPS:]
