@@ -84,7 +84,7 @@ def _step_s(run: Run, factors: Array) -> float:
     terms = dict(run.predictor.cost_model.terms)
     terms["calibration"] = {name: float(factor) for name, factor in zip(CALIBRATED, factors, strict=True)}
     cost_model = run.predictor.cost_model.model_copy(update={"terms": terms})
-    fresh = replace(run.predictor, cost_model=cost_model, _roles={}, _memories={})
+    fresh = replace(run.predictor, cost_model=cost_model, _known={})
     return fresh.step_s(run.setting, run.split)
 
 

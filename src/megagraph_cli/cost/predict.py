@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -47,9 +47,8 @@ class Predictor:
     workload: Workload
     sets: tuple[str, ...] = ()
     """The ``--set`` texts with which ``mgraph profile`` measures the cost model's workload."""
-    _roles: dict[object, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False, compare=False)
-    _memories: dict[object, RoleMemory] = field(default_factory=dict, repr=False, compare=False)
-    _sizes: dict[object, Size] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    _sizes: dict[Hashable, Size] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def terms(self) -> Mapping[str, Mapping[str, float]]:
@@ -216,47 +215,61 @@ class Predictor:
     def tables(self, setting: Setting) -> StageTables:
         """Costs of every stage for every number of layers it may hold."""
         pp = setting.dims.pp
-        layers = np.arange(1, self.workload.model.num_layers - pp + 2, dtype=float)
-        transfer_s = self.p2p_s(setting)
-        times: dict[Role, tuple[Array, Array, Array]] = {}
-        bytes_of: dict[tuple[Role, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-        for stage in range(pp):
-            role = role_of(stage, pp)
-            if role not in times:
-                times[role] = self._role_times(setting, role, layers, transfer_s)
-            key = (role, setting.in_flight(stage))
-            if key not in bytes_of:
-                peak = self._role_memory(setting, role, layers).peak(setting.num_microbatches, key[1])
-                margin = np.ceil(self.terms["margin"]["relative"] * peak).astype(np.int64)
-                bytes_of[key] = (peak, peak + margin)
+        width = self.workload.model.num_layers - pp + 1
         roles = [role_of(stage, pp) for stage in range(pp)]
-        sizes = [bytes_of[role, setting.in_flight(stage)] for stage, role in enumerate(roles)]
+        flights = [setting.in_flight(stage) for stage in range(pp)]
+        times = {role: self._role_times(setting, role, width) for role in set(roles)}
+        sizes = {key: self._role_bytes(setting, *key, width) for key in set(zip(roles, flights, strict=True))}
+        places = list(zip(roles, flights, strict=True))
         return StageTables(
             setting=setting,
             forward_s=tuple(times[role][0] for role in roles),
             backward_s=tuple(times[role][1] for role in roles),
             tail_s=tuple(times[role][2] for role in roles),
-            peak_bytes=tuple(peak for peak, _ in sizes),
-            need_bytes=tuple(need for _, need in sizes),
+            peak_bytes=tuple(sizes[place][0] for place in places),
+            need_bytes=tuple(sizes[place][1] for place in places),
             host_s=self._floor_s(setting),
             break_layers=None if self._cache is None else self._cache.break_layers(self.size(setting)),
         )
 
-    def _role_times(self, setting: Setting, role: Role, layers: Array, transfer_s: float) -> tuple[Array, Array, Array]:
-        # Settings that differ in schedule alone, or in K at equal micro-batches, ask for the same times.
-        size = self.size(setting)
-        key = (role, size, setting.dims, len(layers))
-        if key not in self._roles:
-            forward = self.pass_s("forward_s", setting, role, layers) + transfer_s * (not role.first)
-            backward = self.pass_s("backward_s", setting, role, layers) + transfer_s * (not role.last)
-            self._roles[key] = (forward, backward, self.tail_s(setting, role, layers))
-        return self._roles[key]
+    @cached_property
+    def _every_layers(self) -> Array:
+        return np.arange(1, self.workload.model.num_layers + 1, dtype=float)
 
-    def _role_memory(self, setting: Setting, role: Role, layers: Array) -> RoleMemory:
-        key = (role, self.size(setting), len(layers))
-        if key not in self._memories:
-            self._memories[key] = self.memory(setting, role, layers)
-        return self._memories[key]
+    def _kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Worked out once for all settings that ask for the same, for every number of layers of the model."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def _role_times(self, setting: Setting, role: Role, width: int) -> tuple[Array, Array, Array]:
+        size, layers, transfer_s = self.size(setting), self._every_layers, self.p2p_s(setting)
+        forward, backward = (
+            self._kept((name, role, size), lambda name=name: self.pass_s(name, setting, role, layers))  # type: ignore[misc]
+            for name in ("forward_s", "backward_s")
+        )
+        batch = setting.num_microbatches * size.microbatch
+        tail = self._kept(("tail", role, setting.dims, batch), lambda: self.tail_s(setting, role, layers))
+        return (
+            forward[:width] + transfer_s * (not role.first),
+            backward[:width] + transfer_s * (not role.last),
+            tail[:width],
+        )
+
+    def _role_bytes(
+        self, setting: Setting, role: Role, in_flight: int, width: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(peak, peak and margin)."""
+        size, count = self.size(setting), setting.num_microbatches
+
+        def peak_and_margin() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            memory = self._kept(("memory", role, size), lambda: self.memory(setting, role, self._every_layers))
+            peak = memory.peak(count, in_flight)
+            margin = np.ceil(self.terms["margin"]["relative"] * peak).astype(np.int64)
+            return peak, peak + margin
+
+        peak, need = self._kept(("bytes", role, size, count, in_flight), peak_and_margin)
+        return peak[:width], need[:width]
 
     def step_s(self, setting: Setting, split: Sequence[int]) -> float:
         """Seconds of a step of one plan."""
