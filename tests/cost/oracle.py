@@ -157,10 +157,11 @@ class Oracle:
         if first:
             found.append(("input", self.term("saved_bytes", input__call=1, input__rows=t)))
         layers = self.term("saved_bytes", stage__call=1, stage__sequences=b, stage__channels=a)
-        layers += middle * layer("layer", call=1, rows=t, scores=a)
+        where = {"local_rows": t} if cp == 1 else {"spread_rows": t}
+        layers += middle * layer("layer", call=1, rows=t, scores=a, **where)
         found.append(("layer", layers))
         if last:
-            found.append(("last_layer", layer("last_layer", call=1, rows=t, targets=b)))
+            found.append(("last_layer", layer("last_layer", call=1, rows=t, targets=b, **where)))
             found.append(("head", self.term("saved_bytes", head__call=1, head__targets=b, head__rows=t)))
         return found
 

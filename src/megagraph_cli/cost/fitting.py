@@ -232,7 +232,7 @@ def _predicted(terms: dict[str, dict[str, float]], item: Observation) -> float:
 
 
 def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, float]]) -> tuple[Quality, float]:
-    """Quality on held-out compute samples, and the margin: the worst under-prediction as a share of the predicted.
+    """Quality on held-out compute samples, and the margin: the worst error as a share of the predicted.
 
     Where nothing could be held out the margin comes from the samples that were fitted.
     """
@@ -250,8 +250,9 @@ def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, fl
         elif guess > 0:
             fitted_under = max(fitted_under, (truth - guess) / guess)
     quality = _quality(measured, predicted, num_fit=len(samples) - len(measured))
-    unders = [(truth - guess) / guess for truth, guess in zip(measured, predicted, strict=True) if guess > 0]
-    relative = max([0.0, *unders]) if measured else fitted_under
+    # In either direction: what was foretold too high at one size may be foretold too low at another.
+    errors = [abs(truth - guess) / guess for truth, guess in zip(measured, predicted, strict=True) if guess > 0]
+    relative = max([0.0, *errors]) if measured else fitted_under
     return quality, float(f"{relative:.6g}")
 
 

@@ -92,6 +92,19 @@ def _layer_own(size: Size) -> Regressors:
     return {f"{part}.call": n, f"{part}.rows": n * size.tokens, f"{part}.scores": n * size.scores}
 
 
+def _where(part: str, size: Size, layers: Any) -> Regressors:
+    """Rows once more by where a sequence is: attention saves other things alone than over several ranks."""
+    return {f"{part}.{'local' if size.cp == 1 else 'spread'}_rows": layers * size.tokens}
+
+
+def _layer_saved(size: Size) -> Regressors:
+    return _layer_own(size) | _where(f"layer{size.way}", size, size.layers)
+
+
+def _last_layer_saved(size: Size) -> Regressors:
+    return _last_layer_own(size) | _where(f"last_layer{size.way}", size, 1.0)
+
+
 def layer_own_names(size: Size) -> frozenset[str]:
     """Coefficients of a middle layer's work on its own rows."""
     return frozenset(_layer_own(size))
@@ -180,8 +193,8 @@ _TIME: _Parts = {
 }
 _SAVED: _Parts = {
     "stage": _stage_saved,
-    "layer": _layer_own,
-    "last_layer": _last_layer_own,
+    "layer": _layer_saved,
+    "last_layer": _last_layer_saved,
     "input": _input_rows,
     "head": _head_targets,
 }
