@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,42 @@ def test_a_stop_during_evaluation_goes_on_with_the_evaluation(
     assert [epoch["epoch"] for epoch in printed["epochs"]] == [1]
     assert printed["test_score"] is not None
     assert steps(run_dir) == [1, 2]
+
+
+def living_in(folder: Path) -> list[psutil.Process]:
+    """All processes that work in ``folder``, whoever their parent is."""
+    found = []
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            if each.status() != psutil.STATUS_ZOMBIE and Path(each.cwd()) == folder:
+                found.append(each)
+    return found
+
+
+def ranks_of(processes: list[psutil.Process]) -> set[str]:
+    ranks = set()
+    for each in processes:
+        with suppress(psutil.Error):
+            ranks |= {each.environ()["RANK"]} if "RANK" in each.environ() else set()
+    return ranks
+
+
+@pytest.mark.parametrize("ranks", [set(), {"0", "1"}], ids=["torchrun imports", "workers import"])
+def test_mgraph_killed_before_the_first_step_leaves_no_process(
+    mgraph: Callable[..., subprocess.Popen[str]], tmp_path: Path, ranks: set[str]
+) -> None:
+    """No handler of mgraph's own runs, and its workers do not watch it yet."""
+    write_plan(tmp_path, batch_size=64, eval_views=1)
+    process = mgraph("train", "--run-dir", "run")
+    deadline = time.monotonic() + START_S
+    while not (children := descendants(process)) or ranks_of(children) != ranks:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "torchrun did not start"
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=DOWN_S)
+    deadline = time.monotonic() + DOWN_S
+    while living_in(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert living_in(tmp_path) == []
+    assert steps(tmp_path / "run") == []
