@@ -86,9 +86,7 @@ def sdpa(inputs: Inputs, leaves: Sequence[Tensor], dropout: float) -> Tensor:
 def ours(inputs: Inputs, leaves: Sequence[Tensor], dropout: float) -> Tensor:
     q, k, v, channel, offset = leaves
     drop = Drop(dropout, 7) if dropout else None
-    return LocalAttend()(
-        q * HEAD_DIM**-0.5, k, v, inputs.bias, BiasWeights(channel, offset, inputs.weights.token), drop
-    )
+    return LocalAttend()(q, k, v, inputs.bias, BiasWeights(channel, offset, inputs.weights.token), drop)
 
 
 Attention = Callable[[Inputs, Sequence[Tensor], float], Tensor]
