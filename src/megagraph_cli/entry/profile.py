@@ -1,0 +1,57 @@
+"""``mgraph profile``: its flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megagraph_cli import recipes
+from megagraph_cli.console import Screen, print_json
+from megagraph_cli.folders import folders_of
+from megagraph_cli.options import (
+    CacheOption,
+    DatasetOption,
+    DebugOption,
+    Device,
+    DeviceOption,
+    GpusOption,
+    JsonOption,
+    RecipeOption,
+    RootOption,
+    SetOption,
+    YesOption,
+)
+
+
+def profile(
+    dataset: DatasetOption = None,
+    recipe: RecipeOption = None,
+    sets: SetOption = None,
+    gpus: GpusOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes: under a minute, for CI.")] = False,
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=10, metavar="SECONDS", help="About how long it may take.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The profile to write.")] = Path("profile.json"),
+    root: RootOption = None,
+    cache: CacheOption = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+    yes: YesOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 (main reads it)
+) -> None:
+    """Measure compute, communication and batch construction on this machine."""
+    folders = folders_of(root, cache, yes)
+    from megagraph_cli.commands import profile as command
+    from megagraph_cli.commands import tables
+
+    resolved = recipes.resolve(dataset, recipe, sets or [])
+    request = command.ProfileRequest(resolved, folders, device or Device.auto, gpus, quick, budget)
+    screen = Screen.stderr()
+    measured = command.run(request, out, screen)
+    if as_json:
+        print_json(command.summary(measured, out))
+    else:
+        tables.show_profile(measured, out, screen)
