@@ -30,7 +30,7 @@ OPTIONS = {
     | {"--pp", "--cp", "--dp", "--microbatches", "--schedule", "--layers", "--recompute", "--context"}
     | {"--explain", "--compare", "--report", "--trace"},
     "train": SHARED
-    | {"--plan", "--epochs", "--max-steps", "--run-dir", "--resume"}
+    | {"--plan", "--epochs", "--max-steps", "--run-dir", "--resume", "--max-restarts"}
     | {"--dry-run", "--force", "--trace"},
 }
 """The command line that users script against. It changes on purpose only, together with the contracts."""

@@ -30,6 +30,11 @@ class WorkerFailed(MgraphError):  # noqa: N818 (it says what happened, as the ex
         super().__init__(message, exit_code, **details)
         self.failure = failure
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether another try may do better: not where the worker said what the user has to change."""
+        return self.exit_code == EXIT_WORKER and self.failure.exception != MgraphError.__name__
+
 
 @dataclass(frozen=True)
 class Ended:

@@ -22,6 +22,7 @@ from megagraph_cli.commands.train import TrainRequest
 from megagraph_cli.commands.workloads import Folders
 from megagraph_cli.console import Screen
 from megagraph_cli.errors import EXIT_STALE, EXIT_USAGE, EXIT_WORKER, MgraphError
+from megagraph_cli.failures import WorkerFailed
 from tests.artifacts import examples
 
 TESTS = Path(__file__).parents[1]
@@ -81,6 +82,26 @@ def test_a_failed_worker_leaves_a_run_json_that_says_so(request_in: TrainRequest
     assert run.failure is not None
     assert (run.failure.rank, run.failure.pp, run.failure.exception) == (1, 1, "ValueError")
     assert run.failure.message == error.message
+
+
+@pytest.mark.ranks
+def test_restarts_end_with_their_number(request_in: TrainRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    failing = replace(request_in, sets=("train.rng_seed=1",), run_dir=Path("mine"), max_restarts=1)
+    expect_failure(failing, EXIT_WORKER, "planted")
+    assert capsys.readouterr().err.count("going on from step 0 (restart 1 of 1)") == 1
+    run = Run.load(Path("mine/run.json"))
+    assert (run.status, [each.message for each in run.restarts]) == ("failed", [run.failure.message])  # type: ignore[union-attr]
+    job = json.loads(Path("mine/job.json").read_text(encoding="utf-8"))
+    assert (job["resume"], len(job["restarts"])) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "exception", "may_pass"),
+    [(EXIT_WORKER, "ValueError", True), (EXIT_WORKER, "MgraphError", False), (EXIT_STALE, "ValueError", False)],
+)
+def test_what_the_user_has_to_change_is_not_tried_again(exit_code: int, exception: str, may_pass: bool) -> None:
+    failure = Failure(rank=0, pp=0, dp=0, cp=0, exception=exception, message="the loss is not finite")
+    assert WorkerFailed("the loss is not finite", failure, exit_code).may_pass is may_pass
 
 
 def test_a_failure_keeps_the_whole_epochs_of_the_newest_checkpoint(request_in: TrainRequest) -> None:

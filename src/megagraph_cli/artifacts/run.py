@@ -53,6 +53,8 @@ class Failure(Part):
 
 
 class Run(Artifact):
+    """``restarts``: the failures after which the run went on from its last checkpoint; left out where none was."""
+
     SCHEMA: ClassVar[str] = "mgraph.run/1"
     MADE_BY: ClassVar[str] = "mgraph train"
     WAY_OUT: ClassVar[str] = "give a writable place with --run-dir"
@@ -68,3 +70,4 @@ class Run(Artifact):
     predicted: BriefForecast | None
     measured: Measured
     failure: Failure | None = None
+    restarts: list[Failure] = Field(default=[], exclude_if=lambda restarts: not restarts)

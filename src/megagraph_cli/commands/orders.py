@@ -23,6 +23,7 @@ class TrainRequest:
     """What to train. ``plan_path`` None: the resumed run's own plan, else plan.json.
 
     ``sets`` are ``train.key=value`` texts; ``dataset`` and ``recipe``, where given, must agree with the plan.
+    After ``max_restarts`` failures of workers another one ends it.
     """
 
     folders: Folders
@@ -37,6 +38,7 @@ class TrainRequest:
     resume: Path | None = None
     force: bool = False
     trace: Path | None = None
+    max_restarts: int = 0
     worker: str = WORKER
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,13 @@ def stamp(run_dir: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def record(run_dir: Path, plan: Plan, failure: Failure | None) -> Run:
+def last_step(run_dir: Path) -> int:
+    """The optimizer step of the newest whole checkpoint, 0 where there is none."""
+    steps = [int(folder.name.removeprefix("step-")) for folder in (run_dir / "checkpoints").glob("step-*")]
+    return max(steps, default=0)
+
+
+def record(run_dir: Path, plan: Plan, failure: Failure | None, restarts: Sequence[Failure] = ()) -> Run:
     """run.json for workers that could not write their own: failed with ``failure``, else interrupted.
 
     Keeps the whole epochs that the newest checkpoint tells of, else an earlier run.json of this directory; nothing
@@ -152,6 +158,7 @@ def record(run_dir: Path, plan: Plan, failure: Failure | None) -> Run:
         predicted=predicted,
         measured=Measured(step_s=None, peak_bytes=None),
         failure=failure,
+        restarts=list(restarts),
     )
     return run.save(run_dir / RUN)
 

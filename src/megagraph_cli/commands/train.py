@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from megagraph_cli.artifacts.run import Run
+from megagraph_cli.artifacts.run import Failure, Run
 from megagraph_cli.artifacts.workload import GraphInfo
 from megagraph_cli.commands import orders, rundir
 from megagraph_cli.commands.follow import Follower
@@ -36,8 +37,8 @@ def run(request: TrainRequest, screen: Screen) -> tuple[Run, Path]:
     steps = steps_per_epoch(int(split.train.size), order.plan.workload.batch.batch_size)
     with rundir.held(run_dir):
         rundir.put_plan(run_dir, order.plan, order.source, changed=order.changed)
-        job_path = rundir.put_job(run_dir, _job(request, order, graph.path, graph_info(graph, split), run_dir))
-        _launch(request, order, job_path, steps * order.plan.workload.train.epochs, screen)
+        job = _job(request, order, graph.path, graph_info(graph, split), run_dir)
+        _train(request, order, job, steps * order.plan.workload.train.epochs, screen)
         return _result(run_dir), run_dir
 
 
@@ -50,7 +51,7 @@ def command_line(request: TrainRequest) -> list[str]:
 
 def _job(
     request: TrainRequest, order: CheckedRequest, graph_path: Path, graph: GraphInfo, run_dir: Path
-) -> dict[str, object]:
+) -> dict[str, Any]:
     return {
         "plan": str(run_dir / rundir.PLAN),
         "run_dir": str(run_dir),
@@ -68,8 +69,31 @@ def _job(
     }
 
 
-def _launch(request: TrainRequest, order: CheckedRequest, job_path: Path, total_steps: int, screen: Screen) -> None:
-    """Start the workers and see to it that run.json tells of this launch, however it ended."""
+def _train(request: TrainRequest, order: CheckedRequest, job: dict[str, Any], total_steps: int, screen: Screen) -> None:
+    """Launch; once more from the last checkpoint after failures that may pass. run.json tells how it ended."""
+    run_dir = Path(job["run_dir"])
+    restarts: list[Failure] = []
+    while True:
+        again = {"resume": True, "restarts": [each.model_dump(mode="json") for each in restarts]} if restarts else {}
+        job_path = rundir.put_job(run_dir, job | again)
+        try:
+            outcome_told = _launch(request, order, job_path, total_steps, screen)
+            break
+        except WorkerFailed as error:
+            if len(restarts) == request.max_restarts or not error.may_pass:
+                rundir.record(run_dir, order.plan, error.failure, restarts)
+                raise
+            restarts.append(error.failure)
+            screen.warn(
+                f"{error.message}; going on from step {rundir.last_step(run_dir)} "
+                f"(restart {len(restarts)} of {request.max_restarts})"
+            )
+    if not outcome_told:
+        rundir.record(run_dir, order.plan, None, restarts)
+
+
+def _launch(request: TrainRequest, order: CheckedRequest, job_path: Path, total_steps: int, screen: Screen) -> bool:
+    """Start the workers and wait for them; whether they wrote run.json. They must, unless they were interrupted."""
     plan, run_dir = order.plan, job_path.parent
     dims = plan.dims.parallel()
     before = rundir.stamp(run_dir)
@@ -87,16 +111,13 @@ def _launch(request: TrainRequest, order: CheckedRequest, job_path: Path, total_
         )
         try:
             outcome = launch(spec)
-        except WorkerFailed as error:
-            rundir.record(run_dir, plan, error.failure)
-            raise
         finally:
             (run_dir / rundir.STOP).unlink(missing_ok=True)
     if rundir.stamp(run_dir) != before:
-        return
+        return True
     if not outcome.interrupted:
         raise MgraphError(f"the workers ended without a {rundir.RUN}; see {run_dir / 'logs'}", EXIT_WORKER)
-    rundir.record(run_dir, plan, None)
+    return False
 
 
 def _show_progress(metrics: Follower, bar: Bar) -> None:

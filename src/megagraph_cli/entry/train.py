@@ -40,6 +40,15 @@ def train(
         Path | None,
         typer.Option("--trace", metavar="JSON", help="Also write a few measured steps, in Chrome's format."),
     ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            min=0,
+            metavar="R",
+            help="Go on from the last checkpoint after up to R failures.",
+        ),
+    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the torchrun command line and stop.")] = False,
     sets: SetOption = None,
     force: ForceOption = False,
@@ -70,6 +79,7 @@ def train(
         resume=resume,
         force=force,
         trace=trace,
+        max_restarts=max_restarts,
     )
     if dry_run:
         line = command.command_line(request)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from megagraph_cli.artifacts.run import Failure
 from megagraph_cli.artifacts.workload import GraphInfo, Workload
 
 
@@ -24,7 +25,7 @@ class Job(BaseModel):
 class TrainJob(Job):
     """``mgraph train``. ``epochs`` and ``max_steps`` bound the run; ``stop_file`` asks it to stop when it appears.
 
-    The timeline of a few steps goes to ``trace``.
+    The timeline of a few steps goes to ``trace``. ``restarts``: the failures after which it goes on here.
     """
 
     plan: Path
@@ -36,6 +37,7 @@ class TrainJob(Job):
     stop_file: Path
     overrides: dict[str, Any] = {}
     trace: Path | None = None
+    restarts: list[Failure] = []
 
 
 class ProfileJob(Job):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from megagraph_cli.artifacts.base import reference_to
 from megagraph_cli.artifacts.plan import BriefForecast, Plan
-from megagraph_cli.artifacts.run import Measured, RankRecord, Run
+from megagraph_cli.artifacts.run import Failure, Measured, RankRecord, Run
 from megagraph_cli.layout.dims import Place
 from megagraph_cli.runtime.checkpoint import TrainState
 
@@ -84,6 +85,7 @@ def write_run(
     state: TrainState,
     meter: RankMeter,
     test_score: float | None,
+    restarts: Sequence[Failure] = (),
 ) -> None:
     """Gather every rank's measurements and write run.json; all ranks call it, rank 0 writes."""
     records: list[RankRecord | None] = [None] * dist.get_world_size()
@@ -105,4 +107,5 @@ def write_run(
         ranks=ranks,
         predicted=BriefForecast(step_s=predicted.step_s, peak_bytes=predicted.peak_bytes) if predicted else None,
         measured=Measured(step_s=max(steps) if steps else None, peak_bytes=max(peaks) if peaks else None),
+        restarts=list(restarts),
     ).save(run_dir / "run.json")

@@ -103,7 +103,7 @@ class Trainer:
         test_score = None if self.stopped else self._test()
         status: Literal["completed", "interrupted"] = "interrupted" if self.stopped else "completed"
         self.tracer.write()
-        write_run(self.job.run_dir, self.plan, status, self.state, self.meter, test_score)
+        write_run(self.job.run_dir, self.plan, status, self.state, self.meter, test_score, self.job.restarts)
 
     def measure(self) -> RankRecord:
         """Take ``max_steps`` steps and nothing else: no evaluation, no checkpoint, no record on disk but metrics."""
