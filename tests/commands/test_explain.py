@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -148,6 +149,14 @@ def test_the_trace_holds_every_piece_of_work_once(request_: SearchRequest, tmp_p
     assert lanes == {"device", "link", "host"}
     passes = [span for span in spans if span["name"].split()[0] in ("forward", "backward")]
     assert len(passes) == len({(span["pid"], span["name"]) for span in passes}) == 2 * 2 * done.plan.num_microbatches
+    # Messages travel beside the work: down to stage 1, up to stage 0, each on a track where nothing overlaps.
+    messages = [span for span in spans if span["name"].startswith("receive for ")]
+    assert len(messages) == 2 * done.plan.num_microbatches
+    assert {span["cat"] for span in messages} == {"link"}
+    assert {span["cat"] for span in passes} == {"device"}
+    for track in {(span["pid"], span["tid"]) for span in spans}:
+        mine = sorted((span["ts"], span["dur"]) for span in spans if (span["pid"], span["tid"]) == track)
+        assert all(a + length <= b + 0.002 for (a, length), (b, _) in itertools.pairwise(mine))  # rounded to 0.001
     assert done.plan.predicted is not None
     end = max(span["ts"] + span["dur"] for span in spans) / 1e6
     assert end == pytest.approx(done.plan.predicted.step_s, rel=1e-3)

@@ -40,7 +40,10 @@ def splits(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def makespan(forward: list[float], backward: list[float], transfer: float, count: int, schedule: str) -> float:
-    """End of the last work: each piece starts when its stage and its source are done, then receives, then works."""
+    """End of the last work: each piece starts when its stage is free and its message is there.
+
+    A message leaves when its sender is done and the receiver has taken the one before.
+    """
     pp = len(forward)
 
     def queue(stage: int) -> list[tuple[str, int]]:
@@ -52,6 +55,7 @@ def makespan(forward: list[float], backward: list[float], transfer: float, count
 
     queues = [queue(stage) for stage in range(pp)]
     end: dict[tuple[str, int, int], float] = {}
+    taken: dict[tuple[str, int], float] = {}
     clock, done = [0.0] * pp, [0] * pp
     while len(end) < 2 * pp * count:
         for stage in range(pp):
@@ -61,7 +65,9 @@ def makespan(forward: list[float], backward: list[float], transfer: float, count
                 if 0 <= source < pp:
                     if (kind, source, m) not in end:
                         break
-                    clock[stage] = max(clock[stage], end[kind, source, m]) + transfer
+                    leaves = max(end[kind, source, m], taken.get((kind, stage), 0.0))
+                    clock[stage] = max(clock[stage], leaves + transfer)
+                taken[kind, stage] = clock[stage]
                 clock[stage] += forward[stage] if kind == "F" else backward[stage]
                 end[kind, stage, m] = clock[stage]
                 done[stage] += 1
@@ -199,16 +205,21 @@ class Oracle:
             batches["layer"] = 0.0
         batch = max(batches["layer"], batches.get("last_layer", 0.0)) + batches.get("input", 0.0)
         batch += batches.get("head", 0.0)
-        boundary = b * r * self.d * 4 * (min(count, held + 1) * (not first) + min(count, 2) * (not last))
-        fixed = 4 * weights + math.ceil(count * batch) + boundary
+        message = b * r * self.d * 4
+        # Posted or in use: x held and one more, gradients one, and two in a backward. Leaving: two gradients, then one.
+        boundaries = {
+            "forward_transient_bytes": message * (min(count, held + 1 + 2) * (not first) + (not last)),
+            "backward_transient_bytes": message * (min(count, held + 1 + 1) * (not first) + min(count, 2) * (not last)),
+        }
+        fixed = 4 * weights + math.ceil(count * batch)
         peaks = []
-        for quantity in ("forward_transient_bytes", "backward_transient_bytes"):
+        for quantity, boundary in boundaries.items():
             so_far, most = 0.0, 0.0
             for module, size in modules:
                 so_far += size
                 extra = self.working(quantity, module, b, r, cp, way) if middle or module != "layer" else 0.0
                 most = max(most, so_far + extra)
-            peaks.append(fixed + math.ceil(held * saved) + math.ceil(max(0.0, most - saved)))
+            peaks.append(fixed + boundary + math.ceil(held * saved) + math.ceil(max(0.0, most - saved)))
         step = self.term("optimizer_transient_bytes", optimizer__call=1, optimizer__bytes=weights)
         return max(*peaks, fixed + math.ceil(step))
 

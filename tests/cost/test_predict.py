@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megagraph_cli.cost.fitting import fit
+from megagraph_cli.cost.memory import messages_down
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.setting import Setting
 from megagraph_cli.layout.dims import ParallelDims
+from megagraph_cli.layout.schedules import SCHEDULES
 from tests.cost import planted
 
 
@@ -28,15 +32,37 @@ def test_weights_gradients_and_moments_are_exact(predictor: Predictor) -> None:
         assert (terms["parameters"], terms["gradients"], terms["optimizer"]) == (size, size, 2 * size)
 
 
-def test_one_receive_of_each_direction_is_posted_ahead(predictor: Predictor) -> None:
-    """Down: the x of those in flight (2 and 1 on later stages) and the next; up: the one at work and the next."""
+def test_messages_posted_ahead_and_leaving_are_held() -> None:
+    """As ``parallel/pipeline.py`` holds them, in every schedule, whichever way its stages get ahead of each other."""
+    for name, schedule in SCHEDULES.items():
+        for pp, count in itertools.product((2, 3, 5), (1, 2, 3, 4, 5, 6, 9)):
+            if count < schedule.min_microbatches(pp):
+                continue
+            for stage in range(1, pp):
+                most = {"forward": 0, "backward": 0}
+                in_use = leaving = begun = 0
+                for kind, _ in schedule.order(stage, pp, count):
+                    if kind == "forward":
+                        begun, in_use = begun + 1, in_use + 1
+                    else:
+                        leaving = min(leaving, 1)
+                    held = in_use + leaving + (begun < count)
+                    # Phases are those in which all activations are held; else there are fewer of these, each larger.
+                    if in_use == schedule.in_flight(stage, pp, count):
+                        most[kind] = max(most[kind], held)
+                    if kind == "backward":
+                        in_use, leaving = in_use - 1, leaving + 1
+                for kind, least in most.items():
+                    assert messages_down(schedule.in_flight(stage, pp, count), count, kind) == least, (name, pp, count)  # type: ignore[arg-type]
+
+
+def test_boundary_bytes_are_those_of_the_largest_phase(predictor: Predictor) -> None:
     forecast = predictor.forecast(Setting(ParallelDims(3, 1, 1), 8, "1f1b"), (4, 4, 4))
     x_bytes = (256 // 8) * 17 * 32 * 4
-    assert [stage.memory_bytes["boundary"] for stage in forecast.stages] == [
-        2 * x_bytes,
-        (3 + 2) * x_bytes,
-        2 * x_bytes,
-    ]
+    held = [stage.memory_bytes["boundary"] // x_bytes for stage in forecast.stages]
+    # In a backward: x in flight (2 on stage 1, 1 on stage 2), the next x, a gradient leaving; two gradients coming.
+    assert held == [2, 2 + 1 + 1 + 2, 1 + 1 + 1]
+    assert all(stage.memory_bytes["boundary"] % x_bytes == 0 for stage in forecast.stages)
 
 
 def test_a_table_has_no_gradient_of_its_size_and_sends_its_touched_rows() -> None:

@@ -16,14 +16,17 @@ AFTER: tuple[tuple[str, Lane], ...] = (
 
 
 def spans_of(cost: PlanCost) -> list[Span]:
-    """Every receive, forward and backward of the pipeline, then what ends the step."""
+    """Every message, forward and backward of the pipeline, then what ends the step.
+
+    A message stands in the link lane of the stage that receives it for as long as it travels, whatever the device does.
+    """
     spans = []
     for event in cost.events:
-        ready_s = event.start_s + event.receive_s
         name = f"{event.kind} {event.microbatch}"
-        if event.receive_s:
-            spans.append(Span(event.stage, "link", f"receive for {name}", event.start_s, ready_s))
-        spans.append(Span(event.stage, "device", name, ready_s, event.end_s))
+        if event.travel_s:
+            leaves_s = event.arrival_s - event.travel_s
+            spans.append(Span(event.stage, "link", f"receive for {name}", leaves_s, event.arrival_s))
+        spans.append(Span(event.stage, "device", name, event.start_s, event.end_s))
     for number, stage in enumerate(cost.stages):
         spans += _tail(number, stage, cost.pipeline_s)
     return spans

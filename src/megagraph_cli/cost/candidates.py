@@ -20,7 +20,7 @@ from megagraph_cli.cost.partition import (
     least_need,
 )
 from megagraph_cli.cost.setting import Setting, StageTables
-from megagraph_cli.cost.simulate import stage_ends
+from megagraph_cli.cost.simulate import simulate
 
 
 class Candidate(Protocol):
@@ -160,9 +160,9 @@ class PinnedSplit:
         def held(table: tuple[np.ndarray, ...]) -> list[float]:
             return [float(values[layers - 1]) for values, layers in zip(table, self.split, strict=True)]
 
-        setting = self.setting
-        ends = stage_ends(held(tables.forward_s), held(tables.backward_s), setting.num_microbatches, setting.schedule)
-        step_s = max(max(ends) + max(held(tables.tail_s)), tables.host_s)
+        setting, forward, backward = self.setting, held(tables.forward_s), held(tables.backward_s)
+        timeline = simulate(forward, backward, tables.transfer_s, setting.num_microbatches, setting.schedule)
+        step_s = max(timeline.makespan_s + max(held(tables.tail_s)), tables.host_s)
         return Choice(step_s, int(max(held(tables.peak_bytes))), self.split)
 
     @property

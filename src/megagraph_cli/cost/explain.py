@@ -62,24 +62,26 @@ class PlanCost:
 def cost_of(predictor: Predictor, setting: Setting, split: Sequence[int]) -> PlanCost:
     """Every second and every byte of a plan, by stage and term."""
     forecast = predictor.forecast(setting, split)
-    count, pp, transfer_s = setting.num_microbatches, setting.dims.pp, predictor.p2p_s(setting)
-    forward, backward, stages = [], [], []
+    count, pp = setting.num_microbatches, setting.dims.pp
+    forward, backward, passes = [], [], []
     for stage, held in enumerate(split):
         role, layers = role_of(stage, pp), np.array([float(held)])
         ahead = predictor.pass_parts("forward_s", setting, role, layers)
         back = predictor.pass_parts("backward_s", setting, role, layers)
         forward.append(sum(float(part[0]) for part in ahead.values()))
         backward.append(sum(float(part[0]) for part in back.values()))
-        times = {_named(part): count * float(ahead[part][0] + back[part][0]) for part in ahead}
-        received = (stage > 0) + (stage < pp - 1)
-        if received:
-            times["boundary"] = count * received * transfer_s
+        passes.append({_named(part): count * float(ahead[part][0] + back[part][0]) for part in ahead})
+    work = events(forward, backward, predictor.p2p_s(setting), count, setting.schedule)
+    stages = []
+    for stage, (held, times) in enumerate(zip(split, passes, strict=True)):
+        role, layers = role_of(stage, pp), np.array([float(held)])
+        if pp > 1:
+            times["boundary"] = _boundary_s([event for event in work if event.stage == stage])
         times |= {name: float(part[0]) for name, part in predictor.tail_parts(setting, role, layers).items()}
         # What is left over by rounding alone is not waiting.
         left_s = forecast.step_s - sum(times.values())
         times[WAITING] = left_s if left_s > ROUNDING * forecast.step_s else 0.0
         stages.append(StageCost(held, times, forecast.stages[stage].memory_bytes))
-    work = events(forward, backward, transfer_s, count, setting.schedule)
     return PlanCost(
         setting=setting,
         split=tuple(split),
@@ -89,6 +91,15 @@ def cost_of(predictor: Predictor, setting: Setting, split: Sequence[int]) -> Pla
         stages=stages,
         events=work,
     )
+
+
+def _boundary_s(work: Sequence[Event]) -> float:
+    """Seconds in which a stage stands still while the message that it waits for travels: the rest hides behind work."""
+    free_s, waited_s = 0.0, 0.0
+    for event in work:
+        waited_s += max(0.0, event.start_s - max(free_s, event.arrival_s - event.travel_s)) if event.travel_s else 0.0
+        free_s = event.end_s
+    return waited_s
 
 
 def _named(part: str) -> str:

@@ -1,92 +1,79 @@
-"""How long a pipeline step takes, in closed form for many layer splits at once (docs/cost-model.md proves both forms).
+"""How long a pipeline step takes, for many layer splits at once (docs/cost-model.md proves what is used here).
 
-Arrays are [N, pp]: N splits, seconds of one micro-batch's forward and backward on each stage. A receive is part of its
-stage's work.
+Arrays are [N, pp]: N splits, seconds of one micro-batch's forward and backward on each stage. ``p2p_s`` is the time
+that a message between two stages travels.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from megagraph_cli.cost.terms import Array
 
 
-def gpipe_makespans(forward: Array, backward: Array, num_microbatches: int) -> Array:
-    """[N] seconds: all passes once, and K - 1 more of the slowest forward and of the slowest backward."""
-    passes = forward.sum(axis=1) + backward.sum(axis=1)
-    slowest = forward.max(axis=1) + backward.max(axis=1)
+def gpipe_makespans(forward: Array, backward: Array, p2p_s: float, num_microbatches: int) -> Array:
+    """[N] seconds: all passes and transfers once, and K - 1 more of the slowest way down and of the slowest way up."""
+    crossings = forward.shape[1] - 1
+    link_s = p2p_s if crossings else 0.0
+    passes = forward.sum(axis=1) + backward.sum(axis=1) + 2 * crossings * p2p_s
+    slowest = np.maximum(forward.max(axis=1), link_s) + np.maximum(backward.max(axis=1), link_s)
     return np.asarray(passes + (num_microbatches - 1) * slowest, dtype=float)
 
 
-def one_f_one_b_makespans(forward: Array, backward: Array, num_microbatches: int) -> Array:
+def one_f_one_b_makespans(forward: Array, backward: Array, p2p_s: float, num_microbatches: int) -> Array:
     """[N] seconds of 1F1B; K is at least pp."""
-    paths = Paths(forward, backward, forward.shape[1], num_microbatches)
-    return np.asarray(np.max([paths.down_to(stage) for stage in range(forward.shape[1])], axis=0), dtype=float)
+    pp = forward.shape[1]
+    return longest_paths(forward, backward, p2p_s, pp, num_microbatches, np.zeros(len(forward)))
 
 
-class Paths:
-    """The longest paths through a 1F1B step of ``pp`` stages, as far as its first k stages tell, for N splits of them.
+def longest_paths(
+    forward: Array, backward: Array, p2p_s: float, pp: int, num_microbatches: int, rest_s: Array
+) -> Array:
+    """[N] seconds of the longest path through a 1F1B step of ``pp`` stages, as far as its first k stages tell.
 
-    A path through the work is described by three stages: t, where the warm-up ends (F alone before), u, where the
-    cool-down begins (B alone after), and i, where the steady pairs of F and B are spent. ``forward`` and ``backward``
-    are [N, k].
+    ``forward`` and ``backward`` are [N, k]; ``rest_s`` [N] is F + B of one micro-batch on all later stages, or less:
+    the result is then a lower bound of the step, and for k = pp the step itself.
     """
+    ahead = np.ascontiguousarray(forward, dtype=np.float64)
+    back = np.ascontiguousarray(backward, dtype=np.float64)
+    beyond = np.asarray(rest_s, dtype=np.float64) + 2 * (pp - ahead.shape[1]) * p2p_s
+    return np.asarray(_longest_paths(ahead, back, float(p2p_s), pp, num_microbatches, beyond), dtype=float)
 
-    def __init__(self, forward: Array, backward: Array, pp: int, num_microbatches: int) -> None:
-        self.spare = num_microbatches - pp
-        self.stages = np.arange(forward.shape[1])
-        self.both = forward + backward
-        self.sums = np.cumsum(self.both, axis=1)
-        # What a path spends in a warm-up that ends on t, and in a cool-down that begins on u.
-        self.warm = (pp - 1 - self.stages) * np.maximum.accumulate(forward, axis=1)
-        self.cool = (pp - 1 - self.stages) * np.maximum.accumulate(backward, axis=1)
-        # The steady pairs on a stage before both t and u, but for the way there and back from the nearer of them.
-        early = (self.spare + self.stages) * self.both - self.sums
-        self.early = np.maximum.accumulate(early, axis=1)
 
-    def down_to(self, deepest: int) -> Array:
-        """[N] seconds of the longest path whose t, u and i are at most ``deepest`` and one of them is."""
-        steady = self._steady(deepest + 1) + self.sums[:, deepest : deepest + 1]
-        ends = [
-            one[:, deepest] + (other[:, : deepest + 1] + steady).max(axis=1)
-            for one, other in ((self.warm, self.cool), (self.cool, self.warm))
-        ]
-        if deepest:
-            ends.append(self._beyond(deepest))
-        return np.asarray(np.max(ends, axis=0), dtype=float)
-
-    def _steady(self, known: int) -> Array:
-        """[N, known] seconds of the steady pairs, but for one on each stage, where the nearer of t and u is given.
-
-        They are spent on the best stage from there to the deepest, or on an earlier one, with a second way down.
-        """
-        both = self.both[:, :known]
-        onwards = np.maximum.accumulate(both[:, ::-1], axis=1)[:, ::-1]
-        steady = np.asarray((self.spare + self.stages[:known]) * onwards, dtype=float)
-        if known > 1:
-            steady[:, 1:] = np.maximum(steady[:, 1:], self.sums[:, 1:known] + self.early[:, : known - 1])
-        return steady
-
-    def _beyond(self, i: int) -> Array:
-        """Paths that go further down than t and u for their steady pairs, of which none may be fewer than zero."""
-        pair = self.both[:, i : i + 1]
-        warm = self.warm[:, :i] + self.stages[:i] * pair
-        cool = self.cool[:, :i] + self.stages[:i] * pair
-        needed = i - self.spare  # t + u at least
-        if needed <= 0:
-            ends = warm.max(axis=1) + cool.max(axis=1)
-        else:
-            from_u = np.maximum.accumulate(cool[:, ::-1], axis=1)[:, ::-1]
-            least_u = np.maximum(needed - self.stages[:i], 0)
-            possible = least_u < i
-            ends = (warm[:, possible] + from_u[:, least_u[possible]]).max(axis=1, initial=-np.inf)
-        return np.asarray(ends + self.sums[:, i] + (self.spare - i) * self.both[:, i], dtype=float)
-
-    def through_the_end(self, total: Array) -> Array:
-        """[N] seconds of the longest path that also visits the last stage, beyond the k known ones.
-
-        ``total`` [N] are F and B of all stages, each once, or less: the result is then a lower bound.
-        """
-        steady = self._steady(len(self.stages))
-        near = np.maximum((self.warm + steady).max(axis=1), (self.cool + steady).max(axis=1))
-        return np.asarray(total + np.maximum(near, total + self.early[:, -1]), dtype=float)
+@njit(nogil=True, cache=True)
+def _longest_paths(forward: Array, backward: Array, p2p_s: float, pp: int, count: int, beyond: Array) -> Array:
+    """Start of every piece of work, level by level: level h holds F_s(h - s) and B_s(h - pp + 1) of every stage s."""
+    splits, known = forward.shape
+    longest = np.empty(splits)
+    ahead, back, passed = np.empty(known), np.empty(known), np.empty(count)
+    for split in range(splits):
+        f, b = forward[split], backward[split]
+        for level in range(count + pp - 1):
+            # From the last stage back: what a stage needs from the one before is of the level before.
+            for s in range(min(known - 1, level), max(0, level - count + 1) - 1, -1):
+                start = 0.0
+                if s < level:
+                    start = ahead[s] + f[s] if level < pp else back[s] + b[s]
+                if s > 0:
+                    arrival = ahead[s - 1] + f[s - 1]
+                    if s < level:
+                        arrival = max(arrival, ahead[s])
+                    start = max(start, arrival + p2p_s)
+                ahead[s] = start
+                if s == known - 1:
+                    passed[level - s] = start + f[s]
+            if level < pp - 1:
+                continue
+            for s in range(known - 1, -1, -1):
+                start = ahead[s] + f[s] if level < count + s else back[s] + b[s]
+                if s < pp - 1:
+                    if s < known - 1:
+                        start = max(start, back[s + 1] + b[s + 1] + p2p_s)
+                    else:
+                        start = max(start, passed[level - pp + 1] + beyond[split])
+                    if level >= pp:
+                        start = max(start, back[s] + p2p_s)
+                back[s] = start
+        longest[split] = back[0] + b[0]
+    return longest

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.cost.floors import FLOORS, with_floor
 from megagraph_cli.cost.terms import Array, Size, evaluate, part_regressors
-from megagraph_cli.layout.schedules import receive_buffers
 
 Bytes = dict[str, int]
 OPTIMIZER_MOMENTS = 2
@@ -36,31 +36,40 @@ class RoleMemory:
 
     def peak(self, num_microbatches: int, in_flight: int) -> NDArray[np.int64]:
         """Largest phase, whole bytes, every term rounded up."""
-        always = sum(_whole(value) for value in self._always(num_microbatches, in_flight).values())
-        passing = _whole(in_flight * self.saved) + _whole(np.maximum(self.forward, self.backward))
-        return np.asarray(always + np.maximum(passing, _whole(self.optimizer)), dtype=np.int64)
+        phases = self._phases(num_microbatches, in_flight)
+        sizes = [np.sum([_whole(value) for value in terms.values()], axis=0) for terms in phases]
+        return np.asarray(np.max(sizes, axis=0), dtype=np.int64)
 
     def at_peak(self, num_microbatches: int, in_flight: int) -> Bytes:
-        """Bytes by term in the largest phase, for a single number of layers.
-
-        Phases: the last micro-batch in flight goes forward, the first comes back, the optimizer steps. Gradients are
-        summed in place, so their reduction is never the largest.
-        """
-        always = self._always(num_microbatches, in_flight)
-        waiting = {"activations": in_flight * self.saved}
-        phases = [
-            always | waiting | {"working": self.forward},
-            always | waiting | {"working": self.backward},
-            always | {"working": self.optimizer},
-        ]
+        """Bytes by term in the largest phase, for a single number of layers."""
+        phases = self._phases(num_microbatches, in_flight)
         whole = [{name: int(_whole(value).reshape(-1)[0]) for name, value in terms.items()} for terms in phases]
         return max(whole, key=lambda terms: sum(terms.values()))
 
-    def _always(self, num_microbatches: int, in_flight: int) -> dict[str, Array]:
-        boundary = receive_buffers(in_flight, num_microbatches) * self.received
-        # A returned gradient is used up by the backward that it is for.
-        boundary = boundary + receive_buffers(1, num_microbatches) * self.returned
-        return {**self.standing, "batch": num_microbatches * self.batch, "boundary": boundary}
+    def _phases(self, num_microbatches: int, in_flight: int) -> list[dict[str, Array]]:
+        """Bytes by term while a micro-batch goes forward, while one comes back, and while the optimizer steps.
+
+        Gradients are summed in place, so their reduction is never the largest.
+        """
+        always = {**self.standing, "batch": num_microbatches * self.batch}
+        waiting = {"activations": in_flight * self.saved}
+        down = self.received * messages_down(in_flight, num_microbatches, "forward")
+        up = self.received * messages_down(in_flight, num_microbatches, "backward")
+        return [
+            always | {"boundary": down + self.returned} | waiting | {"working": self.forward},
+            always | {"boundary": up + min(2, num_microbatches) * self.returned} | waiting | {"working": self.backward},
+            always | {"working": self.optimizer},
+        ]
+
+
+def messages_down(in_flight: int, num_microbatches: int, phase: Literal["forward", "backward"]) -> int:
+    """Messages that a stage holds at once towards the stage before it: x received or to come, gradients leaving.
+
+    The x of the micro-batches in flight and the one that is to come next; while one goes forward also the gradients of
+    the last two that came back, while one comes back only that of the one before. All of them only if there are so
+    many micro-batches: at either end of a step a stage has fewer x.
+    """
+    return min(in_flight + (3 if phase == "forward" else 2), num_microbatches)
 
 
 def _whole(value: Array) -> NDArray[np.int64]:

@@ -1,21 +1,22 @@
 """The best layer split under 1F1B: a table of bounds by stage and layers placed, then the splits that it leaves.
 
-The step's longest paths have a closed form (``makespans``), and what four families of them take depends only on the
-layers of one stage and on how many layers stand before it. A table over (stage, layers placed) therefore bounds
-every completion of a partial split exactly as far as these families go; mostly the bound is met and nothing is left to
-search. Otherwise partial splits are extended stage by stage, each bounded by all paths through its known stages
-(docs/cost-model.md proves both).
+What some of the step's longest paths take (``families``) depends only on the layers of one stage and on how many stand
+before it. A table over (stage, layers placed) therefore bounds every completion of a partial split as far as these
+paths go; mostly the bound is met and nothing is left to search. Otherwise partial splits are extended stage by stage,
+each bounded by all paths through its known stages (docs/cost-model.md proves both).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megagraph_cli.cost.makespans import Paths, one_f_one_b_makespans
+from megagraph_cli.cost.families import bounds_of, families
+from megagraph_cli.cost.makespans import longest_paths, one_f_one_b_makespans
 from megagraph_cli.cost.partition import Caps, Choice, caps_within, fits
 from megagraph_cli.cost.setting import StageTables
 from megagraph_cli.cost.terms import Array
@@ -25,10 +26,12 @@ Splits = NDArray[np.int64]
 
 TOLERANCE = 1e-9
 """Times closer than this, relatively, are equal: far above rounding (1e-14 over a step), far below any measurement."""
-MOST_PREFIXES = 20_000
-"""Partial splits that one answer may look at before it is given with the gap that is left."""
+MOST_WORK, MOST_WORK_IN_ALL, LEAST_WORK = 50_000_000, 250_000_000, 2_000_000
+"""Pieces of work, on paths of partial splits, that one answer may look at before it is given with the gap that is left
+(some tenths of a second); that all answers of a setting may; that each may still once those are spent."""
 BLOCK = 128
 MOVED_STAGES = 3
+COARSE = 9
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,15 @@ class _Bounds:
 class OneFOneB:
     """Best splits of one 1F1B setting; what does not depend on the memory limit is worked out once.
 
-    ``max_gap`` is the most, as a fraction, by which an answer given so far may be beaten: 0 unless ``MOST_PREFIXES``
-    ran out.
+    ``max_gap`` is the most, as a fraction, by which an answer given so far may be beaten: 0 unless ``MOST_WORK`` ran
+    out.
     """
 
     def __init__(self, tables: StageTables) -> None:
         assert tables.setting.schedule == "1f1b"
         self.tables = tables
         self.max_gap = 0.0
+        self._work_left = MOST_WORK_IN_ALL
         self._both = [f + b for f, b in zip(tables.forward_s, tables.backward_s, strict=True)]
         self._tail_floor = max(float(tail[0]) for tail in tables.tail_s)
         self._after = _least_sums(list(reversed(self._both)))
@@ -59,15 +63,29 @@ class OneFOneB:
         self._families: list[Array] | None = None
         self._solved: dict[tuple[int, ...], _Bounds] = {}
 
-    def _stage_bound(self, stage: int) -> Array:
-        """Least step time when ``stage`` alone holds n layers: a round trip of all, and its other work."""
+    def _ends(self, stage: int) -> tuple[Array, Array]:
+        """What the stage spends on one level of a warm-up and of a cool-down: messages follow each other no faster."""
         tables = self.tables
-        count = tables.setting.num_microbatches
-        ahead = tables.setting.in_flight(stage)
         forward, backward = tables.forward_s[stage], tables.backward_s[stage]
-        early = (count - ahead) * forward + (count - 1) * backward
-        late = (count - 1) * forward + (count - ahead) * backward
-        return np.asarray(self.total_s + np.maximum(early, late) + tables.tail_s[stage], dtype=float)
+        received, returned = tables.transfer_s * (stage > 0), tables.transfer_s * (stage < tables.pp - 1)
+        return np.maximum(forward, received), np.maximum(backward, returned)
+
+    def _stage_bound(self, stage: int) -> Array:
+        """Least step time when ``stage`` alone holds n layers, and its other work.
+
+        A round trip of all, then as often as there is time the stage's own work, or whole round trips.
+        """
+        tables, pp = self.tables, self.tables.pp
+        count = tables.setting.num_microbatches
+        trip_s = self.total_s + 2 * (pp - 1) * tables.transfer_s
+        stays = np.maximum(self._both[stage], tables.transfer_s)
+        ends = (pp - 1 - stage) * np.maximum(*self._ends(stage))
+        spare = count - pp + stage
+        work = np.maximum(spare * stays, spare // pp * trip_s + spare % pp * stays) + ends
+        if count > pp:
+            # Without a warm-up or cool-down on this stage; only a second round trip leads there again.
+            work = np.maximum(work, (count - 1) // pp * trip_s + (count - 1) % pp * stays)
+        return np.asarray(trip_s + work + tables.tail_s[stage], dtype=float)
 
     def quick_bound(self, need_bytes: int) -> float:
         """A lower bound of the step time within ``need_bytes`` from single stages; infinite where nothing fits."""
@@ -139,24 +157,30 @@ class OneFOneB:
         return np.maximum(self._makespans(splits) + self._tails(splits), self.tables.host_s)
 
     def _makespans(self, splits: Splits) -> Array:
-        return one_f_one_b_makespans(*self._times(splits), self.tables.setting.num_microbatches)
+        tables = self.tables
+        return one_f_one_b_makespans(*self._times(splits), tables.transfer_s, tables.setting.num_microbatches)
 
     def _family(self, stage: int) -> Array:
         """[p, m] seconds: a bound of the pipeline with p extra layers before the stage and m on it."""
-        tables, pp = self.tables, self.tables.pp
-        spare_layers = tables.width - 1
-        count = tables.setting.num_microbatches
-        repeats = count - pp + stage
-        placed, extra = np.arange(spare_layers + 1)[:, None], np.arange(spare_layers + 1)[None, :]
-        left = np.maximum(spare_layers - placed - extra, 0)
-        forward, backward, both = tables.forward_s[stage], tables.backward_s[stage], self._both[stage]
-        before = self._before[stage][:, None] + both[None, :]
-        after = self._after[pp - 1 - stage][left]
-        twice = after + repeats * both[None, :]
-        ends = (pp - 1 - stage) * np.maximum(forward, backward)[None, :] + repeats * both[None, :]
-        through = before + after + np.maximum(twice, ends)
-        stays = before + (count - 1) * both[None, :]
-        return np.asarray(np.maximum(through, stays), dtype=float)
+        tables, pp, width = self.tables, self.tables.pp, self.tables.width
+        weights = families(stage, pp, tables.setting.num_microbatches)
+        before, after = self._before[stage], self._after[pp - 1 - stage]
+        ahead, behind, known = bounds_of(weights, self._both[stage], self._ends(stage), tables.transfer_s)
+        placed, extra = np.arange(width)[:, None], np.arange(width)[None, :]
+        left = np.maximum(width - 1 - placed - extra, 0)
+        # Paths that are the longest nowhere on a coarse grid are left out: the bound may be lower, but is one.
+        coarse = np.unique(np.linspace(0, width - 1, COARSE).astype(int))
+        grid = np.ix_(coarse, coarse)
+        lengths = ahead[:, None, None] * before[coarse][:, None] + behind[:, None, None] * after[left[grid]]
+        lengths += known[:, coarse][:, None, :]
+        possible = placed[coarse] + extra[:, coarse] < width
+        rest = after[left]
+        bound = np.full((width, width), -math.inf)
+        for path in np.unique(lengths.argmax(axis=0)[possible]):
+            length = behind[path] * rest + known[path]
+            length += (ahead[path] * before)[:, None]
+            np.maximum(bound, length, out=bound)
+        return bound
 
     def _bounds(self, caps: list[int]) -> _Bounds:
         key = tuple(caps)
@@ -177,7 +201,7 @@ class OneFOneB:
 
     def _first(self, bounds: _Bounds) -> Splits:
         """A split that meets the table's bound, improved by moving single layers while that helps."""
-        found = [self._follow(bounds, largest) for largest in (False, True)]
+        found = [self._follow(bounds, way) for way in ("fewest", "most", "evenly")]
         splits = np.array(found, dtype=np.int64)
         split = splits[[int(np.argmin(self._steps_s(splits)))]]
         step_s = self._steps_s(split)[0]
@@ -191,7 +215,8 @@ class OneFOneB:
                 return split
             split, step_s = moves[[best]], steps[best]
 
-    def _follow(self, bounds: _Bounds, largest: bool) -> list[int]:
+    def _follow(self, bounds: _Bounds, way: Literal["fewest", "most", "evenly"]) -> list[int]:
+        """A split that keeps within the table's bound: full stages late, early, or spread out between others."""
         assert self._families is not None
         limit = bounds.rest[0][0] * (1 + TOLERANCE)
         split, placed = [], 0
@@ -199,9 +224,10 @@ class OneFOneB:
             most = min(bounds.caps[stage], self.tables.width - placed)
             extra = np.arange(most)
             good = extra[np.maximum(family[placed, :most], bounds.rest[stage + 1][placed + extra]) <= limit]
-            held = int(good[-1] if largest else good[0])
-            split.append(held)
-            placed += held
+            ideal = (self.tables.width - 1) * (stage + 1) / self.tables.pp - placed
+            index = {"fewest": 0, "most": -1, "evenly": int(np.abs(good - ideal).argmin())}[way]
+            split.append(int(good[index]))
+            placed += split[-1]
         return split
 
     def _moves(self, split: NDArray[np.int64], caps: Caps) -> Splits:
@@ -221,22 +247,23 @@ class OneFOneB:
 
     def _exhaust(self, bounds: _Bounds, best: Splits | None, best_s: float) -> tuple[Splits | None, float]:
         """Extend partial splits depth first, the most promising first, until none is left that may be faster."""
-        blocks = [_Block(0.0, np.zeros((1, 0), dtype=np.int64), np.zeros(1))]
-        seen = 0
+        blocks = [_Block(0.0, np.zeros((1, 0), dtype=np.int64))]
+        budget = max(LEAST_WORK, min(MOST_WORK, self._work_left))
+        work = 0
         while blocks:
             block = blocks.pop()
             limit_s = best_s * (1 - TOLERANCE)
             if block.bound_s >= limit_s:
                 continue
-            if seen > MOST_PREFIXES:
+            if work > budget:
                 left_s = min([block.bound_s, *(other.bound_s for other in blocks)])
                 root_s = float(bounds.rest[0][0]) + self._tail_floor
                 self.max_gap = max(self.max_gap, 1 - max(left_s, root_s) / best_s)
                 break
-            splits, longest_s, found = self._extended(bounds, block, limit_s)
-            seen += len(splits)
+            splits, found = self._extended(bounds, block, limit_s)
+            work += self._work_of(splits)
             if splits.shape[1] == self.tables.pp:
-                steps = np.maximum(longest_s + self._tails(splits), self.tables.host_s)
+                steps = np.maximum(found, self.tables.host_s)
                 if steps.min(initial=math.inf) < limit_s:
                     best, best_s = splits[[int(np.argmin(steps))]], float(steps.min())
                 continue
@@ -244,13 +271,18 @@ class OneFOneB:
             order = order[found[order] < limit_s]
             for part in np.array_split(order, max(1, -(-len(order) // BLOCK))):
                 if len(part):
-                    blocks.append(_Block(float(found[part].min()), splits[part], longest_s[part]))
+                    blocks.append(_Block(float(found[part].min()), splits[part]))
+        self._work_left -= work
         return best, best_s
 
-    def _extended(self, bounds: _Bounds, block: _Block, limit_s: float) -> tuple[Splits, Array, Array]:
+    def _work_of(self, splits: Splits) -> int:
+        """Pieces of work that the longest paths of these splits went through."""
+        return 2 * splits.size * (self.tables.setting.num_microbatches + self.tables.pp)
+
+    def _extended(self, bounds: _Bounds, block: _Block, limit_s: float) -> tuple[Splits, Array]:
         """Every split of the block with one more stage, as far as the table leaves it a chance.
 
-        With each the longest path within its stages, and a lower bound of the step of all its completions.
+        With each a lower bound of the step of all its completions, but for the host; of a whole split its own.
         """
         assert self._families is not None
         tables, stage = self.tables, block.splits.shape[1]
@@ -261,21 +293,19 @@ class OneFOneB:
         bound = np.maximum(self._families[stage][placed][:, : len(extra)], bounds.rest[stage + 1][after])
         row, column = np.nonzero(within & (bound + self._tail_floor < limit_s))
         splits = np.concatenate([block.splits[row], extra[column][:, None]], axis=1)
-        paths = Paths(*self._times(splits), tables.pp, tables.setting.num_microbatches)
-        longest = np.maximum(block.longest_s[row], paths.down_to(stage))
         left = tables.width - 1 - splits.sum(axis=1)
-        total = paths.sums[:, -1] + self._after[tables.pp - stage - 1][left]
-        least = np.maximum(longest, paths.through_the_end(total)) if stage + 1 < tables.pp else longest
-        return splits, longest, np.maximum(least, bound[row, column]) + self._tails(splits)
+        rest = self._after[tables.pp - stage - 1][left]
+        count = tables.setting.num_microbatches
+        least = longest_paths(*self._times(splits), tables.transfer_s, tables.pp, count, rest)
+        return splits, np.maximum(least, bound[row, column]) + self._tails(splits)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Partial splits with the longest path within their stages, and the least bound of them all."""
+    """Partial splits with the least bound of them all."""
 
     bound_s: float
     splits: Splits
-    longest_s: Array
 
 
 def _least_sums(both: list[Array]) -> list[Array]:

@@ -117,7 +117,9 @@ def gpipe_front(tables: StageTables) -> list[Choice]:
     def worst(table: Sequence[NDArray[Any]]) -> Array:
         return np.asarray(np.maximum.reduce([table[stage][layers - 1] for stage, layers in stages]), dtype=float)
 
-    makespan = passes + (count - 1) * (worst(tables.forward_s) + worst(tables.backward_s))
+    transfer_s = tables.transfer_s
+    ways = np.maximum(worst(tables.forward_s), transfer_s) + np.maximum(worst(tables.backward_s), transfer_s)
+    makespan = passes + 2 * (pp - 1) * transfer_s + (count - 1) * ways
     time = _trimmed(np.maximum(makespan + worst(tables.tail_s), tables.host_s))
     peak = worst(tables.peak_bytes)
     return [

@@ -17,7 +17,7 @@ from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.cost.cache import CacheBreak
 from megagraph_cli.cost.memory import Bytes, RoleMemory, stage_bytes
 from megagraph_cli.cost.setting import Role, Setting, StageTables, role_of
-from megagraph_cli.cost.simulate import simulate, with_receives
+from megagraph_cli.cost.simulate import simulate
 from megagraph_cli.cost.terms import (
     Array,
     Size,
@@ -229,6 +229,7 @@ class Predictor:
             peak_bytes=tuple(sizes[place][0] for place in places),
             need_bytes=tuple(sizes[place][1] for place in places),
             host_s=self._floor_s(setting),
+            transfer_s=self.p2p_s(setting),
             break_layers=None if self._cache is None else self._cache.break_layers(self.size(setting)),
         )
 
@@ -243,18 +244,14 @@ class Predictor:
         return self._known[key]
 
     def _role_times(self, setting: Setting, role: Role, width: int) -> tuple[Array, Array, Array]:
-        size, layers, transfer_s = self.size(setting), self._every_layers, self.p2p_s(setting)
+        size, layers = self.size(setting), self._every_layers
         forward, backward = (
             self._kept((name, role, size), lambda name=name: self.pass_s(name, setting, role, layers))  # type: ignore[misc]
             for name in ("forward_s", "backward_s")
         )
         batch = setting.num_microbatches * size.microbatch
         tail = self._kept(("tail", role, setting.dims, batch), lambda: self.tail_s(setting, role, layers))
-        return (
-            forward[:width] + transfer_s * (not role.first),
-            backward[:width] + transfer_s * (not role.last),
-            tail[:width],
-        )
+        return forward[:width], backward[:width], tail[:width]
 
     def _role_bytes(
         self, setting: Setting, role: Role, in_flight: int, width: int
@@ -286,7 +283,6 @@ class Predictor:
     def forecast(self, setting: Setting, split: Sequence[int]) -> Forecast:
         """Step, epoch and every stage's seconds and bytes of one plan."""
         pp, count = setting.dims.pp, setting.num_microbatches
-        transfer_s = self.p2p_s(setting)
         forward, backward, tails, stages_bytes = [], [], [], []
         for stage, held in enumerate(split):
             role, layers = role_of(stage, pp), np.array([float(held)])
@@ -296,10 +292,7 @@ class Predictor:
             held_bytes = self.memory(setting, role, layers)
             stages_bytes.append(held_bytes.at_peak(count, setting.in_flight(stage)))
         step_s = self.step_s(setting, split)
-        busy = [
-            count * (f + b) + tail
-            for f, b, tail in zip(*with_receives(forward, backward, transfer_s), tails, strict=True)
-        ]
+        busy = [count * (f + b) + tail for f, b, tail in zip(forward, backward, tails, strict=True)]
         peak = max(total_bytes(terms) for terms in stages_bytes)
         graph = self.workload.graph
         assert graph is not None, "a forecast needs the prepared graph"

@@ -39,11 +39,12 @@ class Role:
 class StageTables:
     """What each stage costs with 1, 2, ... layers: entry n - 1 of an array is n layers.
 
-    ``forward_s`` and ``backward_s`` of one micro-batch, its receive included; ``tail_s`` after the pipeline
-    (gradient reduction, optimizer); ``need_bytes`` = peak + margin, ``peak_bytes``. Stages that stand in the same
+    ``forward_s`` and ``backward_s`` of one micro-batch; ``tail_s`` after the pipeline (gradient reduction, optimizer);
+    ``need_bytes`` = peak + margin, ``peak_bytes``. Stages that stand in the same
     role share their arrays. All are non-decreasing in n; times are affine in n with one slope for every stage, but
     for what layers cost more where a stage leaves the cache: a middle stage does with more than ``break_layers`` layers
-    (None: never). ``host_s`` is what the step cannot undercut: the construction of its batch.
+    (None: never). ``host_s`` is what the step cannot undercut: the construction of its batch. ``transfer_s`` is what
+    a message between two stages takes.
     """
 
     setting: Setting
@@ -53,6 +54,7 @@ class StageTables:
     peak_bytes: tuple[NDArray[np.int64], ...]
     need_bytes: tuple[NDArray[np.int64], ...]
     host_s: float
+    transfer_s: float
     break_layers: int | None = None
 
     @property

@@ -1,8 +1,8 @@
 """A pipeline step, simulated: when each stage does which micro-batch, and when the last is done.
 
-Sends do not block the sender. A receive is posted when its stage gets to it and the transfer occupies the receiver,
-so a boundary never hides behind the receiver's compute (that is how torch's pipeline schedules behave). A stage's
-receive and the work that needs it are therefore one piece of work.
+A boundary transfer does not occupy a stage. The receive of a direction's next message is posted when its stage takes
+the one before, so a message travels as soon as it has been sent and its receive is posted, beside whatever the stage
+then does. That also keeps the messages of a direction apart: the one before has arrived when it is taken.
 """
 
 from __future__ import annotations
@@ -23,49 +23,38 @@ class Timeline:
     makespan_s: float
 
 
-def with_receives(
-    forward_s: Sequence[float], backward_s: Sequence[float], p2p_s: float
-) -> tuple[list[float], list[float]]:
-    """Times of one micro-batch per stage and the receive it begins with (at the ends there is none)."""
-    last = len(forward_s) - 1
-    forward = [time + p2p_s * (stage > 0) for stage, time in enumerate(forward_s)]
-    backward = [time + p2p_s * (stage < last) for stage, time in enumerate(backward_s)]
-    return forward, backward
+@dataclass(frozen=True)
+class Event:
+    """One piece of a stage's work on the simulated clock.
+
+    What it needs from its neighbour travels for ``travel_s`` until ``arrival_s``; both are 0 where nothing is received.
+    """
+
+    stage: int
+    kind: Literal["forward", "backward"]
+    microbatch: int
+    travel_s: float
+    arrival_s: float
+    start_s: float
+    end_s: float
 
 
 def simulate(
     forward_s: Sequence[float], backward_s: Sequence[float], p2p_s: float, num_microbatches: int, schedule: str
 ) -> Timeline:
     """Timeline of K micro-batches through stages of the given seconds per micro-batch under a named schedule."""
-    forward, backward = with_receives(forward_s, backward_s, p2p_s)
-    ends = stage_ends(forward, backward, num_microbatches, schedule)
-    return Timeline(tuple(ends), max(ends))
-
-
-def stage_ends(
-    forward_s: Sequence[float], backward_s: Sequence[float], num_microbatches: int, schedule: str
-) -> list[float]:
-    """End of each stage's work; receives are already part of the times."""
     pp = len(forward_s)
     time_s = (*forward_s, *backward_s)
-    stage_end, ends = [0.0] * pp, [0.0]
+    stage_end, ends, taken = [0.0] * pp, [0.0], [0.0] * (2 * pp)
     for stage, piece, source in program(schedule, pp, num_microbatches):
-        end = max(stage_end[stage], ends[source]) + time_s[piece]
-        stage_end[stage] = end
-        ends.append(end)
-    return stage_end
-
-
-@dataclass(frozen=True)
-class Event:
-    """One piece of a stage's work on the simulated clock; ``receive_s`` of it wait for the neighbour's message."""
-
-    stage: int
-    kind: Literal["forward", "backward"]
-    microbatch: int
-    start_s: float
-    receive_s: float
-    end_s: float
+        start = stage_end[stage]
+        if source:
+            # Its receive was posted when the stage took the message before.
+            start = max(start, max(ends[source], taken[piece]) + p2p_s)
+        taken[piece] = start
+        stage_end[stage] = start + time_s[piece]
+        ends.append(stage_end[stage])
+    return Timeline(tuple(stage_end), max(stage_end))
 
 
 def events(
@@ -73,19 +62,18 @@ def events(
 ) -> list[Event]:
     """All work of the step, by stage and then in the order in which the stage does it."""
     pp = len(forward_s)
-    forward, backward = with_receives(forward_s, backward_s, p2p_s)
-    time_s = (*forward, *backward)
-    stage_end, ends = [0.0] * pp, [0.0]
+    time_s = (*forward_s, *backward_s)
+    stage_end, ends, taken = [0.0] * pp, [0.0], [0.0] * (2 * pp)
     counts = [0] * (2 * pp)
     found: list[list[Event]] = [[] for _ in range(pp)]
     for stage, piece, source in program(schedule, pp, num_microbatches):
-        start = max(stage_end[stage], ends[source])
+        travel, arrival = (p2p_s, max(ends[source], taken[piece]) + p2p_s) if source else (0.0, 0.0)
+        start = max(stage_end[stage], arrival)
         end = start + time_s[piece]
         kind: Literal["forward", "backward"] = "forward" if piece < pp else "backward"
-        received = stage > 0 if piece < pp else stage < pp - 1
-        found[stage].append(Event(stage, kind, counts[piece], start, p2p_s * received, end))
+        found[stage].append(Event(stage, kind, counts[piece], travel, arrival, start, end))
         counts[piece] += 1
-        stage_end[stage] = end
+        taken[piece], stage_end[stage] = start, end
         ends.append(end)
     return [event for row in found for event in row]
 
