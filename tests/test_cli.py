@@ -20,16 +20,18 @@ from megagraph_cli.errors import EXIT_INFEASIBLE, EXIT_STALE, EXIT_UNEXPECTED, E
 from tests.artifacts import examples
 
 SHARED = {"--root", "--cache", "--json", "--yes", "--debug", "--recipe", "--dataset", "--set", "--device"}
+HOSTS = {"--nnodes", "--node-rank", "--rdzv-endpoint"}
 OPTIONS = {
     "data": SHARED | {"NAME"},
-    "profile": SHARED | {"--gpus", "--quick", "--budget", "-o", "--out"},
+    "profile": SHARED | HOSTS | {"--gpus", "--quick", "--budget", "-o", "--out"},
     "fit": SHARED | {"PROFILE", "-o", "--out", "--force", "--with"},
-    "validate": SHARED | {"--gpus", "--plans", "--steps", "--mem", "--cost-model", "-o", "--out", "--force"},
+    "validate": SHARED | HOSTS | {"--gpus", "--plans", "--steps", "--mem", "--cost-model", "-o", "--out", "--force"},
     "search": SHARED
     | {"--gpus", "--mem", "--cost-model", "-o", "--out", "--force", "--top"}
     | {"--pp", "--cp", "--dp", "--microbatches", "--schedule", "--layers", "--recompute", "--context"}
     | {"--explain", "--compare", "--report", "--trace"},
     "train": SHARED
+    | HOSTS
     | {"--plan", "--epochs", "--max-steps", "--run-dir", "--resume", "--max-restarts"}
     | {"--dry-run", "--force", "--trace"},
 }

@@ -17,6 +17,7 @@ import pytest
 from megagraph_cli import launch as launching
 from megagraph_cli.errors import EXIT_WORKER
 from megagraph_cli.failures import WorkerFailed
+from megagraph_cli.hosts.address import Hosts
 from megagraph_cli.launch import Launch, Outcome, launch, torchrun_command
 from megagraph_cli.layout.dims import ParallelDims
 
@@ -28,6 +29,7 @@ DOWN_S = 20.0
 PARENT = """
 import sys
 from pathlib import Path
+from megagraph_cli.hosts.address import Hosts
 from megagraph_cli.launch import Launch, launch
 folder = Path(sys.argv[1])
 print(launch(Launch("launch_worker", folder / "job.json", 2, folder / "logs", stop_file=folder / "stop")))
@@ -233,9 +235,12 @@ def test_a_module_that_does_not_exist_is_a_failure_with_a_log(spec: Callable[...
 
 
 def test_the_command_line_is_torchruns() -> None:
-    command = torchrun_command("megagraph_cli.runtime.train", Path("runs/x-1/job.json"), 4, 29500)
+    command = torchrun_command("megagraph_cli.runtime.train", Path("runs/x-1/job.json"), 4, Hosts(port=29500))
     assert command[0] == sys.executable
     assert command[1:3] == ["-m", "torch.distributed.run"]
     assert "--nproc-per-node=4" in command
     assert "--max-restarts=0" in command
     assert command[-3:] == ["-m", "megagraph_cli.runtime.train", "runs/x-1/job.json"]
+    assert {"--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=29500"} <= set(command)
+    second = torchrun_command("megagraph_cli.runtime.train", Path("job.json"), 4, Hosts(3, 1, "first", 29511))
+    assert {"--nnodes=3", "--node-rank=1", "--master-addr=first", "--master-port=29511"} <= set(second)

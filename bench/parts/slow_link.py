@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 DEVICE = "cable"
 PORT = 29511
@@ -79,6 +80,47 @@ def pinned(rank: int) -> list[str]:
     """A prefix of a command that gives each rank a core of its own, where there is one."""
     cores = sorted(os.sched_getaffinity(0))
     return ["taskset", "-c", str(cores[rank % len(cores)])]
+
+
+def start_mgraph(
+    hosts: Sequence[Host], arguments: Sequence[str], folders: Sequence[Path], **environment: str
+) -> list[subprocess.Popen[str]]:
+    """The same `mgraph ARGUMENTS` on each host, as its `--node-rank`, in a folder of its own."""
+    several = ["--nnodes", str(len(hosts)), "--rdzv-endpoint", f"{hosts[0].address}:{PORT}"]
+    return [
+        subprocess.Popen(
+            [
+                *inside(host),
+                sys.executable,
+                "-m",
+                "megagraph_cli.cli",
+                *arguments,
+                *several,
+                "--node-rank",
+                str(host.rank),
+            ],
+            cwd=folder,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for host, folder in zip(hosts, folders, strict=True)
+    ]
+
+
+def inside(host: Host) -> list[str]:
+    """A prefix of a command that runs it on a host."""
+    return ["ip", "netns", "exec", host.namespace]
+
+
+def limit_link(hosts: Sequence[Host], bytes_per_s: float | None) -> None:
+    """How fast each host can send to the other; None takes the limit away."""
+    for host in hosts:
+        subprocess.run([*inside(host), sys.executable, "-c", LIMIT, repr(bytes_per_s)], check=True)
+
+
+LIMIT = "import sys; from bench.parts.slow_link import limit; limit(eval(sys.argv[1]))"
 
 
 def run_on_both(arguments: Sequence[str], deadline_s: float) -> list[str]:

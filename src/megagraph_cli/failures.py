@@ -24,11 +24,17 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class WorkerFailed(MgraphError):  # noqa: N818 (it says what happened, as the exit code does)
-    """A worker failed (exit 5, or the code that the worker's own error carries); ``failure`` goes into run.json."""
+    """A worker failed (exit 5, or the code that the worker's own error carries); ``failure`` goes into run.json.
 
-    def __init__(self, message: str, failure: Failure, exit_code: int = EXIT_WORKER, **details: object) -> None:
+    ``echo``: it seems only to have lost its connection to another that failed before.
+    """
+
+    def __init__(
+        self, message: str, failure: Failure, exit_code: int = EXIT_WORKER, *, echo: bool = False, **details: object
+    ) -> None:
         super().__init__(message, exit_code, **details)
         self.failure = failure
+        self.echo = echo
 
     @property
     def may_pass(self) -> bool:
@@ -129,7 +135,8 @@ def _killed(ended: Ended, log_dir: Path, place_of: PlaceOf | None) -> WorkerFail
         said = f"{who} was killed by {name}"
     message = f"{said}; its log is {_log_of(ended.rank, log_dir)}"
     axes = {} if place is None else {"pp": place.pp, "dp": place.dp, "cp": place.cp}
-    return WorkerFailed(message, _failure(ended.rank, axes, message, signal=name))
+    echo = -ended.code in _ECHOES
+    return WorkerFailed(message, _failure(ended.rank, axes, message, signal=name), echo=echo)
 
 
 def _raised(error: dict[str, Any], log_dir: Path) -> WorkerFailed:
@@ -145,14 +152,16 @@ def _raised(error: dict[str, Any], log_dir: Path) -> WorkerFailed:
     else:  # the worker raised a sentence for the user: it stands first
         message = f"{first_line} (rank {rank}{', ' + place if place else ''}; its log is {log})"
     failure = _failure(rank, axes, message, exception=error["exception"])
-    return WorkerFailed(message, failure, exit_code or EXIT_WORKER, **error.get("details", {}))
+    echo = bool(error.get("collective"))
+    return WorkerFailed(message, failure, exit_code or EXIT_WORKER, echo=echo, **error.get("details", {}))
 
 
 def _errors_at_start(log_dir: Path) -> WorkerFailed:
     lines = launcher_log(log_dir).strip().splitlines()
     last = lines[-1].strip() if lines else "it printed nothing"
     message = f"torchrun ended before its workers did ({last}); its log is {log_dir / LAUNCHER_LOG}"
-    return WorkerFailed(message, _failure(None, {}, message))
+    # With several hosts it mostly lost its connection to another's torchrun.
+    return WorkerFailed(message, _failure(None, {}, message), echo=True)
 
 
 def _failure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -13,12 +12,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-
-import psutil
 
 from megagraph_cli.errors import EXIT_INTERRUPTED, MgraphError
 from megagraph_cli.failures import (
@@ -31,26 +28,31 @@ from megagraph_cli.failures import (
     launcher_log,
     only_signalled,
 )
+from megagraph_cli.hosts.address import Hosts
+from megagraph_cli.hosts.crew import Crew, Report
 from megagraph_cli.machine import threads_per_worker
+from megagraph_cli.processes import MARK, TERMINATE_S, descendants, end_with_parent, kill_all, marked, send_signal
 
 POLL_S = 0.1
 STOP_S = 60.0
 """Seconds that workers have to reach a step boundary after the first signal."""
 FAILING_S = 15.0
 """Seconds that the other workers have to end after one failed."""
-TERMINATE_S = 5.0
-_MARK = "MGRAPH_LAUNCH_ID"
+CAUSE_S = 20.0
+"""Seconds that a host whose workers only lost their connection waits for another one's reason."""
+ELSEWHERE_S = 2.0
+"""Seconds that workers here have to see for themselves that a host has failed."""
 _ONE_SIGNAL_S = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One process group to start.
+    """One process group to start, or this host's part of it.
 
-    ``worker_module`` is run with ``job_path`` as its one argument by ``num_workers`` workers, which log under
-    ``log_dir``. ``stop_file`` is created to ask workers to stop at a step boundary; without one a signal kills
-    them at once. ``place_of`` names a rank's place in the mesh. ``on_poll`` is called about ten times a second.
+    ``worker_module`` is run with ``job_path`` as its one argument by ``num_workers`` workers on every host of ``crew``,
+    which log under ``log_dir``. ``stop_file`` is created to ask workers to stop at a step boundary; without one a
+    signal kills them at once. ``place_of`` names a rank's place in the mesh. ``on_poll`` is called about ten times a
+    second.
     """
 
     worker_module: str
@@ -60,6 +62,7 @@ class Launch:
     stop_file: Path | None = None
     place_of: PlaceOf | None = None
     on_poll: Callable[[], None] = field(default=lambda: None)
+    crew: Crew = field(default_factory=lambda: Crew(Hosts(), {}))
     stop_s: float = STOP_S
     failing_s: float = FAILING_S
 
@@ -72,22 +75,31 @@ class Outcome:
     killed: bool = False
 
 
-def torchrun_command(worker_module: str, job_path: Path, num_workers: int, port: int) -> list[str]:
-    """The torchrun command line of one launch on this host."""
+def torchrun_command(worker_module: str, job_path: Path, num_workers: int, hosts: Hosts) -> list[str]:
+    """The torchrun command line of one launch on this host, which starts ``num_workers`` of its workers.
+
+    The rendezvous is static: host 0 is known, and does not have to recognise itself.
+    """
     return [
         sys.executable,
         "-m",
         "torch.distributed.run",
-        "--nnodes=1",
+        f"--nnodes={hosts.count}",
+        f"--node-rank={hosts.rank}",
         f"--nproc-per-node={num_workers}",
-        "--master-addr=127.0.0.1",
-        f"--master-port={port}",
+        f"--master-addr={hosts.address}",
+        f"--master-port={hosts.port}",
         "--monitor-interval=0.1",
         "--max-restarts=0",
         "-m",
         worker_module,
         str(job_path),
     ]
+
+
+def on_free_port(hosts: Hosts) -> Hosts:
+    """One host with a port that nobody listens on now; several as they are."""
+    return hosts if hosts.count > 1 else replace(hosts, port=free_port())
 
 
 def free_port() -> int:
@@ -100,16 +112,28 @@ def free_port() -> int:
 def launch(spec: Launch) -> Outcome:
     """Start the workers, watch them until they end, and leave no process behind.
 
-    The first SIGINT, SIGTERM or SIGHUP asks workers to stop, a second one or ``stop_s`` seconds kill them.
-    Raises WorkerFailed (exit 5 or the worker's own code) naming the first rank that failed.
+    The first SIGINT, SIGTERM or SIGHUP asks workers to stop, on all hosts; a second one or ``stop_s`` seconds kill.
+    Raises WorkerFailed (exit 5 or the worker's own code) naming the first rank that failed, on whichever host.
     """
     try:
         return _attempt(spec)
-    except WorkerFailed:
+    except WorkerFailed as error:
         # The port was free when we asked and taken when torchrun bound it: one more try with another.
-        if not _address_in_use(spec.log_dir):
-            raise
+        if not _address_in_use(spec.log_dir) or spec.crew.hosts.count > 1:
+            raise _first_cause(spec.crew, error) from error
     return _attempt(spec)
+
+
+def _first_cause(crew: Crew, error: WorkerFailed) -> WorkerFailed:
+    """The failure that is to blame: this host's own, or another's where this one only echoes it."""
+    if crew.hosts.count == 1:
+        return error
+    known = crew.report()
+    if not error.echo and (known is None or known.echo):
+        return error
+    crew.tell_failure(error, echo=True)
+    cause = crew.await_cause(CAUSE_S)
+    return error if cause is None else cause.error()
 
 
 def _attempt(spec: Launch) -> Outcome:
@@ -119,21 +143,23 @@ def _attempt(spec: Launch) -> Outcome:
     # Entered before anything starts: a signal that comes while torchrun starts must not leave it behind.
     with _counted_signals() as signals, (spec.log_dir / LAUNCHER_LOG).open("wb") as log:
         process = subprocess.Popen(
-            torchrun_command(spec.worker_module, spec.job_path, spec.num_workers, free_port()),
+            torchrun_command(spec.worker_module, spec.job_path, spec.num_workers, on_free_port(spec.crew.hosts)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=_environment(spec, mark),
             start_new_session=True,
-            preexec_fn=partial(_end_with_parent, os.getpid()),
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         watch = _Watch(spec, process, mark, signals)
         try:
             watch.until_ended()
         finally:
             kill_all(process, mark)
+    if watch.failed_elsewhere is not None:
+        raise watch.failed_elsewhere.error()
     stopped = process.returncode == 0 or only_signalled(spec.log_dir)
-    if signals.count and (watch.killed or stopped):
+    if watch.asked and (watch.killed or stopped):
         return Outcome(interrupted=True, killed=watch.killed)
     if process.returncode != 0:
         raise find_failure(spec.log_dir, spec.place_of, killed_hanging=watch.killed_hanging)
@@ -141,12 +167,19 @@ def _attempt(spec: Launch) -> Outcome:
 
 
 def _environment(spec: Launch, mark: str) -> dict[str, str]:
-    return os.environ | {
-        "OMP_NUM_THREADS": str(threads_per_worker(spec.num_workers)),
-        "PYTHONUNBUFFERED": "1",
-        "MGRAPH_LOG_DIR": str(spec.log_dir),
-        _MARK: mark,
-    }
+    # Libraries would guess the interface from the host's name; what the user has set for them stands.
+    interface = spec.crew.interface
+    found = {} if interface is None else dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
+    return (
+        found
+        | os.environ
+        | {
+            "OMP_NUM_THREADS": str(threads_per_worker(spec.num_workers)),
+            "PYTHONUNBUFFERED": "1",
+            "MGRAPH_LOG_DIR": str(spec.log_dir),
+            MARK: mark,
+        }
+    )
 
 
 def _address_in_use(log_dir: Path) -> bool:
@@ -164,28 +197,50 @@ class _Watch:
         self.signals = signals
         self.killed = False
         self.killed_hanging = False
+        self.failed_elsewhere: Report | None = None
         self._stopping_since: float | None = None
         self._failing_since: float | None = None
+        self._elsewhere_since: float | None = None
         self._log_bytes = 0
 
+    @property
+    def asked(self) -> int:
+        """How many times the user asked for a stop, on this host or another."""
+        return max(self.signals.count, self.spec.crew.stops)
+
     def until_ended(self) -> None:
-        while self.process.poll() is None and not self.killed and not self._torchrun_hangs():
+        while self.process.poll() is None and not self._given_up():
             self.spec.on_poll()
             self._follow_signals()
             self._follow_failures()
+            self._follow_hosts()
             time.sleep(POLL_S)
         self._await_orphans()
         self.spec.on_poll()
 
+    def _given_up(self) -> bool:
+        return self.killed or self._torchrun_hangs() or self.failed_elsewhere is not None
+
+    def _follow_hosts(self) -> None:
+        """End with a host that failed; workers here have a moment to say why, longer where they may know better."""
+        report = self.spec.crew.report()
+        if report is None:
+            return
+        self._elsewhere_since = self._elsewhere_since or time.monotonic()
+        if time.monotonic() - self._elsewhere_since > (self.spec.failing_s if report.echo else ELSEWHERE_S):
+            self.failed_elsewhere = report
+
     def _await_orphans(self) -> None:
         """Let workers reach their step boundary although torchrun died of the signal that also reached us."""
-        while self.signals.count and not self.killed and _marked(self.mark):
+        while self.asked and not self._given_up() and marked(self.mark):
             self.spec.on_poll()
             self._follow_signals()
             time.sleep(POLL_S)
 
     def _follow_signals(self) -> None:
-        if not self.signals.count:
+        if self.signals.count > self.spec.crew.stops:
+            self.spec.crew.ask_stop(self.signals.count)
+        if not self.asked:
             return
         now = time.monotonic()
         if self._stopping_since is None:
@@ -193,10 +248,10 @@ class _Watch:
             if self.spec.stop_file is not None:
                 self.spec.stop_file.touch()
         out_of_time = now - self._stopping_since > self.spec.stop_s
-        self.killed = self.spec.stop_file is None or self.signals.count > 1 or out_of_time
+        self.killed = self.spec.stop_file is None or self.asked > 1 or out_of_time
 
     def _follow_failures(self) -> None:
-        if self.signals.count and not has_failures(self.spec.log_dir):
+        if self.asked and not has_failures(self.spec.log_dir):
             # A signal to the whole process tree makes torchrun close its workers: that is no failure of theirs.
             self._failing_since = None
         elif self._failing_since is None:
@@ -204,8 +259,8 @@ class _Watch:
         elif time.monotonic() - self._failing_since > self.spec.failing_s and not self.killed_hanging:
             # The workers alone: torchrun then writes its report, which names the rank that failed first.
             self.killed_hanging = True
-            for worker in _descendants(self.process):
-                _signal(worker, signal.SIGKILL)
+            for worker in descendants(self.process):
+                send_signal(worker, signal.SIGKILL)
 
     def _torchrun_hangs(self) -> bool:
         if self._failing_since is None:
@@ -252,56 +307,6 @@ def _counted_signals() -> Iterator[_Signals]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_with_parent(parent: int) -> None:
-    """Runs in torchrun's process before it starts: the kernel ends it with mgraph, however that ends.
-
-    Workers watch the launcher themselves, but only once they run; torchrun takes along those that do not yet.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before it could be watched
-            os._exit(1)
-
-
-def kill_all(process: subprocess.Popen[bytes], mark: str) -> None:
-    """End torchrun and all that it started: SIGTERM, after five seconds SIGKILL. Does nothing where none is left."""
-    victims = _marked(mark)
-    if process.poll() is None:  # else its pid may be another's by now
-        victims += [*_descendants(process), psutil.Process(process.pid)]
-    for victim in victims:
-        _signal(victim, signal.SIGTERM)
-    _, alive = psutil.wait_procs(victims, timeout=TERMINATE_S)
-    for victim in {*alive, *_marked(mark)}:
-        _signal(victim, signal.SIGKILL)
-    process.wait()
-
-
-def _descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    try:
-        return list(psutil.Process(process.pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    """Processes of this launch wherever they hang in the tree: workers whose torchrun died belong to init."""
-    found = []
-    for candidate in psutil.process_iter():
-        try:
-            if candidate.environ().get(_MARK) == mark:
-                found.append(candidate)
-        except (psutil.Error, OSError):
-            continue  # another user's, or gone by now: not ours
-    return found
-
-
-def _signal(victim: psutil.Process, number: int) -> None:
-    try:
-        victim.send_signal(number)
-    except psutil.NoSuchProcess:
-        return  # it ended first, as it should
 
 
 def interrupted(what: str, way_on: str) -> MgraphError:

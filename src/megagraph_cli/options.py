@@ -58,6 +58,15 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Accept a changed artifact or another dataset or device.")]
 GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="Workers, one device each.")]
 
+# Of profile, train and validate on several hosts.
+NnodesOption = Annotated[int, typer.Option("--nnodes", min=1, metavar="N", help="Hosts; the same call runs on each.")]
+NodeRankOption = Annotated[
+    int | None, typer.Option("--node-rank", min=0, metavar="I", help="Which of them this is; host 0 writes.")
+]
+EndpointOption = Annotated[
+    str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Host 0's address, and a free port there.")
+]
+
 # Of search alone: what it pins, shows and writes.
 MemOption = Annotated[str | None, typer.Option("--mem", metavar="SIZE", help="Memory per device, such as 24GB.")]
 PpOption = Annotated[int | None, typer.Option("--pp", min=1, help="Pin the pipeline degree.")]

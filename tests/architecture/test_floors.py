@@ -29,14 +29,16 @@ FLOORS = {
     "machine": SHARED | {"cgroups"},
     "console": SHARED,
     "failures": SHARED,
-    "launch": SHARED | {"failures", "machine"},
+    "processes": set(),
+    "hosts": SHARED | {"failures"},
+    "launch": SHARED | {"failures", "hosts", "machine", "processes"},
     "recipes": SHARED,
     "options": set(),
     "kernelcache": set(),
-    "commands": SHARED | {"cost", "graph", "launch", "console", "machine", "failures", "recipes"},
+    "commands": SHARED | {"cost", "graph", "launch", "console", "hosts", "machine", "failures", "recipes"},
     "edge": SHARED | {"console"},
     "folders": SHARED | {"commands", "kernelcache"},
-    "entry": SHARED | {"commands", "console", "recipes", "options", "folders"},
+    "entry": SHARED | {"commands", "console", "hosts", "recipes", "options", "folders"},
     "cli": SHARED | {"console", "edge", "entry"},
 }
 
@@ -92,7 +94,7 @@ def test_torch_is_no_module_level_import_below_the_runtime(part: str) -> None:
 
 def test_the_environment_is_read_at_its_doors_alone() -> None:
     # launch.py hands the caller's environment on to the workers; it looks nothing up.
-    doors = {"folders.py", "launch.py", "runtime/setup.py"}
+    doors = {"folders.py", "launch.py", "processes.py", "runtime/setup.py"}
     found = set()
     for path in FILES:
         for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

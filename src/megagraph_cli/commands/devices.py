@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from megagraph_cli.errors import EXIT_STALE, MgraphError
+from megagraph_cli.hosts.address import Hosts
 from megagraph_cli.machine import cuda_devices
 
 Device = Literal["cpu", "cuda"]
 DEFAULT_CPU_WORKERS = 2
 MAX_CPU_WORKERS = 64
+ALONE = Hosts()
 
 
 def choose_device(asked: str) -> Device:
@@ -40,30 +42,29 @@ def device_of_artifact(asked: str | None, made_for: Device, path: Path, *, force
     return "cuda" if asked == "cuda" else "cpu"
 
 
-def count_workers(device: Device, asked: int | None) -> int:
-    """Workers for ``profile``: on cuda at most the devices and all by default, on a cpu 1 to 64 and 2 by default.
+def count_workers(device: Device, asked: int | None, hosts: Hosts = ALONE) -> int:
+    """Workers for ``profile``, over all hosts: on cuda at most the devices and all by default, on a cpu 1 to 64.
 
-    Raises MgraphError (exit 2) when more are asked for.
+    The cpu's default is 2, or one on each host. Raises MgraphError (exit 2) when more are asked for.
     """
-    most = cuda_devices() if device == "cuda" else MAX_CPU_WORKERS
-    if asked is None:
-        return most if device == "cuda" else DEFAULT_CPU_WORKERS
-    check_workers(device, asked, most)
-    return asked
+    if asked is None and device == "cuda":
+        return cuda_devices() * hosts.count
+    workers = max(DEFAULT_CPU_WORKERS, hosts.count) if asked is None else asked
+    check_workers(device, workers, hosts)
+    return workers
 
 
-def check_workers(device: Device, num_workers: int, most: int | None = None) -> None:
-    """That this host can carry so many workers. Raises MgraphError (exit 2)."""
-    if most is None:
-        most = cuda_devices() if device == "cuda" else MAX_CPU_WORKERS
-    if num_workers <= most:
-        return
-    if device == "cuda":
+def check_workers(device: Device, num_workers: int, hosts: Hosts = ALONE) -> int:
+    """Workers of this host, when so many are shared by ``hosts``. Raises MgraphError (exit 2) where that cannot be."""
+    here = hosts.share(num_workers)
+    if device == "cpu" and num_workers > MAX_CPU_WORKERS:
+        raise MgraphError(f"{num_workers} workers are more than the {MAX_CPU_WORKERS} that cpus carry; ask for fewer")
+    if device == "cuda" and here > (devices := cuda_devices()):
         raise MgraphError(
-            f"{num_workers} workers need {num_workers} cuda devices but this machine has {most}; "
-            f"ask for at most {most} with --gpus, or pass --device cpu"
+            f"{here} workers need {here} cuda devices but this machine has {devices}; "
+            f"ask for at most {devices * hosts.count} with --gpus, or pass --device cpu"
         )
-    raise MgraphError(f"{num_workers} workers are more than the {most} that a cpu host may carry; ask for fewer")
+    return here
 
 
 def check_writable(path: Path) -> None:

@@ -10,10 +10,18 @@ from megagraph_cli import recipes
 from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.commands import rundir
-from megagraph_cli.commands.devices import Device, check_workers, check_writable, choose_device, device_of_artifact
+from megagraph_cli.commands.devices import (
+    ALONE,
+    Device,
+    check_workers,
+    check_writable,
+    choose_device,
+    device_of_artifact,
+)
 from megagraph_cli.commands.workloads import Folders
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 from megagraph_cli.graph.graph import Graph
+from megagraph_cli.hosts.address import Hosts
 
 WORKER = "megagraph_cli.runtime.train"
 
@@ -39,6 +47,7 @@ class TrainRequest:
     force: bool = False
     trace: Path | None = None
     max_restarts: int = 0
+    hosts: Hosts = ALONE
     worker: str = WORKER
 
 
@@ -55,6 +64,21 @@ class CheckedRequest:
     device: Device
     overrides: dict[str, Any]
 
+    def told(self) -> dict[str, Any]:
+        """What other hosts need of it, as plain JSON values: they have no plan of their own."""
+        return {
+            "plan": self.plan.model_dump(mode="json", by_alias=True),
+            "source": str(self.source),
+            "device": self.device,
+            "overrides": self.overrides,
+        }
+
+    @classmethod
+    def heard(cls, told: dict[str, Any]) -> CheckedRequest:
+        """The request as host 0 checked it."""
+        plan = Plan.model_validate(told["plan"])
+        return cls(plan, Path(told["source"]), changed=True, device=told["device"], overrides=told["overrides"])
+
 
 def check(request: TrainRequest) -> CheckedRequest:
     """What a request comes to. Raises MgraphError: bad usage or plan (2), plan and request disagree (4)."""
@@ -64,8 +88,7 @@ def check(request: TrainRequest) -> CheckedRequest:
         rundir.planned(request.run_dir, request.resume, "")
     source = _plan_path(request)
     plan = Plan.load(source, force=request.force)
-    if plan.hosts != 1:
-        raise MgraphError(f"{source} is for {plan.hosts} hosts but this version trains on one; search again")
+    _check_hosts(request, plan, source)
     if not request.force:
         recipes.check_matches(plan.workload, source, dataset=request.dataset, recipe=request.recipe, sets=())
     new = _overrides(request)
@@ -78,7 +101,7 @@ def check(request: TrainRequest) -> CheckedRequest:
         _check_resumable(new, workload, request.resume)
     workload = _changed(workload, new)
     device = _device(request, plan, source)
-    check_workers(device, plan.gpus)
+    check_workers(device, plan.gpus, request.hosts)
     # A forecast needs a right digest, and so does a plan that has one: --force passed whatever else there is.
     forced = (plan.predicted is not None or plan.digest is not None) and not plan.digest_matches()
     return CheckedRequest(
@@ -88,6 +111,17 @@ def check(request: TrainRequest) -> CheckedRequest:
         device=device,
         overrides=earlier | new,
     )
+
+
+def _check_hosts(request: TrainRequest, plan: Plan, source: Path) -> None:
+    """A plan for several hosts wants these; one that knows of one host may be carried out on more."""
+    if plan.hosts not in (1, request.hosts.count):
+        raise MgraphError(
+            f"{source} is for {plan.hosts} hosts but this call has {request.hosts.count}; run it on each with "
+            f"--nnodes {plan.hosts} --node-rank I --rdzv-endpoint HOST:PORT, or search again"
+        )
+    if request.max_restarts and request.hosts.count > 1:
+        raise MgraphError("--max-restarts works on one host; leave it out, and use --resume after a failure")
 
 
 def check_graph(workload: Workload, graph: Graph, source: Path, *, force: bool) -> None:

@@ -6,15 +6,18 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megagraph_cli.artifacts.profile import Profile
 from megagraph_cli.artifacts.workload import Recipe, Workload
-from megagraph_cli.commands.devices import Device, check_writable, choose_device, count_workers
+from megagraph_cli.commands.devices import ALONE, Device, check_workers, check_writable, choose_device, count_workers
 from megagraph_cli.commands.follow import Follower
 from megagraph_cli.commands.scratch import scratch
-from megagraph_cli.commands.workloads import Folders, prepare, require_trainable, workload_of
+from megagraph_cli.commands.workloads import SAME_FILES, Folders, prepare, require_trainable, workload_of
 from megagraph_cli.console import Bar, Screen
 from megagraph_cli.graph.graph import Graph
+from megagraph_cli.hosts.address import Hosts
+from megagraph_cli.hosts.crew import Crew, joined
 from megagraph_cli.launch import Launch, interrupted, launch
 from megagraph_cli.machine import threads_per_worker
 
@@ -32,6 +35,7 @@ class ProfileRequest:
     gpus: int | None = None
     quick: bool = False
     budget_s: float | None = None
+    hosts: Hosts = ALONE
     worker: str = WORKER
 
 
@@ -40,14 +44,31 @@ def run(request: ProfileRequest, out: Path, screen: Screen) -> Profile:
 
     Raises MgraphError: bad data or usage (2), a worker that failed (5, its logs kept), a signal (130).
     """
-    check_writable(out)
+    if request.hosts.first:
+        check_writable(out)
+    with joined(request.hosts, "profile") as crew:
+        crew.agree_on_flags([request.quick, request.budget_s])
+        task = crew.from_first("task", lambda: _task(request))
+        recipe, device, num_workers = Recipe.model_validate(task["recipe"]), task["device"], task["workers"]
+        here = check_workers(device, num_workers, crew.hosts)
+        graph, split = prepare(recipe.dataset, request.folders, screen)
+        require_trainable(recipe, graph, split)
+        crew.agree(f"prepared graph of {recipe.dataset.name}", graph.digest, SAME_FILES)
+        with scratch(SCRATCH) as folder:
+            _measure(request, workload_of(recipe, graph, split), graph, device, here, folder, screen, crew)
+            told = crew.from_first("profile", lambda: _saved(folder, out))
+            return Profile.model_validate(told)
+
+
+def _task(request: ProfileRequest) -> dict[str, Any]:
+    """What host 0 decides for all."""
     device = choose_device(request.device)
-    num_workers = count_workers(device, request.gpus)
-    graph, split = prepare(request.recipe.dataset, request.folders, screen)
-    require_trainable(request.recipe, graph, split)
-    workload = workload_of(request.recipe, graph, split)
-    with scratch(SCRATCH) as folder:
-        return _measure(request, workload, graph, device, num_workers, folder, screen).save(out)
+    workers = count_workers(device, request.gpus, request.hosts)
+    return {"recipe": request.recipe.model_dump(mode="json"), "device": device, "workers": workers}
+
+
+def _saved(folder: Path, out: Path) -> dict[str, Any]:
+    return Profile.load(folder / "profile.json").save(out).model_dump(mode="json", by_alias=True)
 
 
 def _measure(
@@ -58,7 +79,9 @@ def _measure(
     num_workers: int,
     folder: Path,
     screen: Screen,
-) -> Profile:
+    crew: Crew,
+) -> None:
+    """Have ``num_workers`` workers here, and as many on every other host, write the profile into host 0's folder."""
     job = {
         "workload": workload.model_dump(mode="json", by_alias=True),
         "graph_path": str(graph.path),
@@ -67,6 +90,7 @@ def _measure(
         "budget_s": request.budget_s,
         "out": str(folder / "profile.json"),
         "progress_file": str(folder / "progress.jsonl"),
+        "hosts": crew.hosts.count,
         "threads": threads_per_worker(num_workers),
         "launcher_pid": os.getpid(),
     }
@@ -81,11 +105,11 @@ def _measure(
                 num_workers=num_workers,
                 log_dir=folder / "logs",
                 on_poll=lambda: _show(progress, bar),
+                crew=crew,
             )
         )
     if outcome.interrupted:
         raise interrupted("profile", "nothing was written; run it again")
-    return Profile.load(folder / "profile.json")
 
 
 def _show(progress: Follower, bar: Bar) -> None:

@@ -65,6 +65,19 @@ def make(asked: Path | None, resume: Path | None, dataset: str) -> Path:
     return run_dir
 
 
+def make_part(run_dir: Path, host: int) -> Path:
+    """The folder of another host than 0 for this run: its logs, and what it needs of host 0's files while it runs."""
+    part = run_dir / f"host-{host}"
+    try:
+        for name in ("logs", "checkpoints"):
+            (part / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MgraphError(
+            f"{part} cannot be made ({error.strerror}); give a place that is writable on every host with --run-dir"
+        ) from error
+    return part
+
+
 @contextmanager
 def held(run_dir: Path) -> Iterator[None]:
     """Keep other trainings out of a run directory. Raises MgraphError (exit 2) where one is under way."""

@@ -22,7 +22,14 @@ from megagraph_cli.artifacts.validation import (
     ValidatedPlan,
     Validation,
 )
-from megagraph_cli.commands.devices import check_workers, check_writable, choose_device, device_of_artifact
+from megagraph_cli.commands.devices import (
+    ALONE,
+    Device,
+    check_workers,
+    check_writable,
+    choose_device,
+    device_of_artifact,
+)
 from megagraph_cli.commands.follow import Follower
 from megagraph_cli.commands.orders import check_graph
 from megagraph_cli.commands.search import OVERRIDES, SearchRequest, plan_of, resolved
@@ -35,6 +42,8 @@ from megagraph_cli.cost.search import search
 from megagraph_cli.cost.setting import Setting
 from megagraph_cli.cost.space import Pins
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
+from megagraph_cli.hosts.address import Hosts
+from megagraph_cli.hosts.crew import Crew, joined
 from megagraph_cli.launch import Launch, interrupted, launch
 from megagraph_cli.machine import threads_per_worker
 
@@ -59,6 +68,7 @@ class ValidateRequest:
     overrides: dict[str, str] = field(default_factory=dict)
     device: str | None = None
     force: bool = False
+    hosts: Hosts = ALONE
     worker: str = WORKER
 
 
@@ -68,38 +78,76 @@ def run(request: ValidateRequest, out: Path, screen: Screen) -> Validation:
     Raises MgraphError: bad usage (2), nothing fits (3), another dataset or device than the cost model's (4), a worker
     that failed (5), a signal (130).
     """
-    check_writable(out)
+    if request.hosts.first:
+        check_writable(out)
     if request.steps < LEAST_STEPS:
         raise MgraphError(f"--steps {request.steps}: the first three are not timed; give at least {LEAST_STEPS}")
-    predictor, gpus, plans = chosen(request)
-    workload = predictor.workload
-    device = choose_device(
-        device_of_artifact(
-            request.device, predictor.cost_model.machine.device, request.cost_model_path, force=request.force
-        )
-    )
-    check_workers(device, gpus)
-    graph, split = prepare(workload.dataset, request.folders, screen)
-    check_graph(workload, graph, request.cost_model_path, force=request.force)
-    folder = Path(tempfile.mkdtemp(prefix="mgraph-validate-"))
-    job = {
-        "plans": _write_plans(plans, folder),
-        "graph": graph_info(graph, split).model_dump(mode="json"),
-        "graph_path": str(graph.path),
-        "device": device,
-        "steps": request.steps,
-        "rounds": request.rounds,
-        "best_again": BEST_AGAIN,
-        "results": str(folder / "results.jsonl"),
-        "work_dir": str(folder / "work"),
-        "threads": threads_per_worker(gpus),
-        "launcher_pid": os.getpid(),
-    }
-    lines = _measure(request, job, gpus, folder, screen)
-    # On failure the folder stays: the error names a log in it.
-    shutil.rmtree(folder)
-    found = validation_of(predictor, plans, lines, request.steps)
-    return found.model_copy(update={"inputs": [reference_to(request.cost_model_path)]}).save(out)
+    with joined(request.hosts, "validate") as crew:
+        crew.agree_on_flags([request.steps, request.rounds, request.plans])
+        task = _task(request) if crew.hosts.first else None
+        plans, device = _told(task, crew)
+        workload = plans[0].workload
+        here = check_workers(device, plans[0].gpus, crew.hosts)
+        graph, split = prepare(workload.dataset, request.folders, screen)
+        check_graph(workload, graph, request.cost_model_path, force=request.force)
+        folder = Path(tempfile.mkdtemp(prefix="mgraph-validate-"))
+        job = {
+            "plans": _write_plans(plans, folder),
+            "graph": graph_info(graph, split).model_dump(mode="json"),
+            "graph_path": str(graph.path),
+            "device": device,
+            "steps": request.steps,
+            "rounds": request.rounds,
+            "best_again": BEST_AGAIN,
+            "results": str(folder / "results.jsonl"),
+            "work_dir": str(folder / "work"),
+            "hosts": crew.hosts.count,
+            "threads": threads_per_worker(here),
+            "launcher_pid": os.getpid(),
+        }
+        lines = _measure(request, job, here, folder, screen, crew)
+        # On failure the folder stays: the error names a log in it.
+        shutil.rmtree(folder)
+        return _result(request, task, lines, out, crew)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What host 0 made of a request: the forecasts come from ``predictor``."""
+
+    predictor: Predictor
+    plans: list[Plan]
+    device: Device
+
+
+def _task(request: ValidateRequest) -> Task:
+    predictor, _, plans = chosen(request)
+    made_for = predictor.cost_model.machine.device
+    asked = device_of_artifact(request.device, made_for, request.cost_model_path, force=request.force)
+    return Task(predictor, plans, choose_device(asked))
+
+
+def _told(task: Task | None, crew: Crew) -> tuple[list[Plan], Device]:
+    """Plans and device as host 0 chose them: a cost model is needed there alone."""
+    told = None
+    if task is not None and crew.hosts.count > 1:
+        told = [[plan.model_dump(mode="json", by_alias=True) for plan in task.plans], task.device]
+    (told, *_) = crew.exchange("plans", told)
+    if task is not None:
+        return task.plans, task.device
+    return [Plan.model_validate(values) for values in told[0]], told[1]
+
+
+def _result(
+    request: ValidateRequest, task: Task | None, lines: Sequence[dict[str, Any]], out: Path, crew: Crew
+) -> Validation:
+    """The validation, written by host 0 and known to all."""
+    if task is None:
+        return Validation.model_validate(crew.exchange("validation", None)[0])
+    found = validation_of(task.predictor, task.plans, lines, request.steps)
+    saved = found.model_copy(update={"inputs": [reference_to(request.cost_model_path)]}).save(out)
+    crew.exchange("validation", saved.model_dump(mode="json", by_alias=True))
+    return saved
 
 
 def chosen(request: ValidateRequest) -> tuple[Predictor, int, list[Plan]]:
@@ -147,28 +195,29 @@ def _write_plans(plans: Sequence[Plan], folder: Path) -> list[str]:
 
 
 def _measure(
-    request: ValidateRequest, job: dict[str, Any], gpus: int, folder: Path, screen: Screen
+    request: ValidateRequest, job: dict[str, Any], workers: int, folder: Path, screen: Screen, crew: Crew
 ) -> list[dict[str, Any]]:
     """One line for each time that a plan was run."""
     job_path, results = folder / "job.json", folder / "results.jsonl"
     job_path.write_text(json.dumps(job, indent=2), encoding="utf-8")
     follower, seen = Follower(results), [0]
     again = min(BEST_AGAIN + 1, len(job["plans"])) * request.rounds
-    with screen.bar(f"starting {gpus} {job['device']} workers", len(job["plans"]) + again) as bar:
+    with screen.bar(f"starting {workers} {job['device']} workers", len(job["plans"]) + again) as bar:
         outcome = launch(
             Launch(
                 worker_module=request.worker,
                 job_path=job_path,
-                num_workers=gpus,
+                num_workers=workers,
                 log_dir=folder / "logs",
                 on_poll=lambda: _show(follower, seen, bar),
+                crew=crew,
             )
         )
     if outcome.interrupted:
         shutil.rmtree(folder)
         raise interrupted("validate", "nothing was written; run it again")
     lines = list(Follower(results).fresh())
-    if {line["plan"] for line in lines} != set(range(len(job["plans"]))):
+    if crew.hosts.first and {line["plan"] for line in lines} != set(range(len(job["plans"]))):
         raise MgraphError(f"the workers ended before every plan was run; see {folder / 'logs'}", EXIT_WORKER)
     return lines
 

@@ -15,6 +15,7 @@ from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.graph.splits import make_split
 
 _BLOCK_ROWS = 1 << 16
+SAME_FILES = "give every host the same raw files, and the same version of mgraph"
 
 
 @dataclass(frozen=True)

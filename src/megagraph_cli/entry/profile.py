@@ -10,14 +10,18 @@ import typer
 from megagraph_cli import recipes
 from megagraph_cli.console import Screen, print_json
 from megagraph_cli.folders import folders_of
+from megagraph_cli.hosts.address import Hosts
 from megagraph_cli.options import (
     CacheOption,
     DatasetOption,
     DebugOption,
     Device,
     DeviceOption,
+    EndpointOption,
     GpusOption,
     JsonOption,
+    NnodesOption,
+    NodeRankOption,
     RecipeOption,
     RootOption,
     SetOption,
@@ -34,6 +38,9 @@ def profile(
     budget: Annotated[
         float | None, typer.Option("--budget", min=10, metavar="SECONDS", help="About how long it may take.")
     ] = None,
+    nnodes: NnodesOption = 1,
+    node_rank: NodeRankOption = None,
+    rdzv_endpoint: EndpointOption = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The profile to write.")] = Path("profile.json"),
     root: RootOption = None,
     cache: CacheOption = None,
@@ -48,10 +55,12 @@ def profile(
     from megagraph_cli.commands import tables
 
     resolved = recipes.resolve(dataset, recipe, sets or [])
-    request = command.ProfileRequest(resolved, folders, device or Device.auto, gpus, quick, budget)
+    hosts = Hosts.of(nnodes, node_rank, rdzv_endpoint)
+    request = command.ProfileRequest(resolved, folders, device or Device.auto, gpus, quick, budget, hosts)
     screen = Screen.stderr()
     measured = command.run(request, out, screen)
+    where = hosts.at_first(out)
     if as_json:
-        print_json(command.summary(measured, out))
+        print_json(command.summary(measured, where))
     else:
-        tables.show_profile(measured, out, screen)
+        tables.show_profile(measured, where, screen)

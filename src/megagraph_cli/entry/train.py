@@ -10,13 +10,17 @@ import typer
 
 from megagraph_cli.console import Screen, print_json, print_line
 from megagraph_cli.folders import folders_of
+from megagraph_cli.hosts.address import Hosts
 from megagraph_cli.options import (
     CacheOption,
     DatasetOption,
     DebugOption,
     DeviceOption,
+    EndpointOption,
     ForceOption,
     JsonOption,
+    NnodesOption,
+    NodeRankOption,
     RecipeOption,
     RootOption,
     SetOption,
@@ -49,6 +53,9 @@ def train(
             help="Go on from the last checkpoint after up to R failures.",
         ),
     ] = 0,
+    nnodes: NnodesOption = 1,
+    node_rank: NodeRankOption = None,
+    rdzv_endpoint: EndpointOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the torchrun command line and stop.")] = False,
     sets: SetOption = None,
     force: ForceOption = False,
@@ -80,6 +87,7 @@ def train(
         force=force,
         trace=trace,
         max_restarts=max_restarts,
+        hosts=Hosts.of(nnodes, node_rank, rdzv_endpoint),
     )
     if dry_run:
         line = command.command_line(request)

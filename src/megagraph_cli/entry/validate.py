@@ -10,15 +10,19 @@ import typer
 from megagraph_cli import recipes
 from megagraph_cli.console import Screen, print_json
 from megagraph_cli.folders import folders_of
+from megagraph_cli.hosts.address import Hosts
 from megagraph_cli.options import (
     CacheOption,
     DatasetOption,
     DebugOption,
     Device,
     DeviceOption,
+    EndpointOption,
     ForceOption,
     GpusOption,
     JsonOption,
+    NnodesOption,
+    NodeRankOption,
     RecipeOption,
     RootOption,
     SetOption,
@@ -35,6 +39,9 @@ def validate(
     cost_model: Annotated[Path, typer.Option("--cost-model", help="The cost model to judge.")] = Path(
         "cost_model.json"
     ),
+    nnodes: NnodesOption = 1,
+    node_rank: NodeRankOption = None,
+    rdzv_endpoint: EndpointOption = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The validation to write.")] = Path("validation.json"),
     sets: SetOption = None,
     force: ForceOption = False,
@@ -53,7 +60,8 @@ def validate(
     from megagraph_cli.commands import tables
     from megagraph_cli.commands import validate as command
 
-    if (dataset or recipe) and not force:
+    hosts = Hosts.of(nnodes, node_rank, rdzv_endpoint)
+    if (dataset or recipe) and hosts.first and not force:
         fitted = CostModel.load(cost_model)
         recipes.check_matches(fitted.workload, cost_model, dataset=dataset, recipe=recipe, sets=())
     request = command.ValidateRequest(
@@ -66,10 +74,12 @@ def validate(
         overrides=recipes.split_sets(sets or []),
         device=None if device in (None, Device.auto) else device.value,
         force=force,
+        hosts=hosts,
     )
     screen = Screen.stderr()
     found = command.run(request, out, screen)
+    where = hosts.at_first(out)
     if as_json:
-        print_json(found.model_dump(mode="json", by_alias=True) | {"out": str(out)})
+        print_json(found.model_dump(mode="json", by_alias=True) | {"out": str(where)})
     else:
-        tables.show_validation(found, out, screen)
+        tables.show_validation(found, where, screen)

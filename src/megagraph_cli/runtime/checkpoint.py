@@ -22,10 +22,12 @@ from megagraph_cli.artifacts.run import EpochRecord
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 from megagraph_cli.runtime.build import SHARED_PARAMETERS, TABLE
+from megagraph_cli.runtime.hostfiles import HostFiles
 from megagraph_cli.runtime.step import TrainStep
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _KEPT = 2
+ON_ONE_HOST = HostFiles()
 
 
 class TrainState(BaseModel):
@@ -64,13 +66,13 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step:09d}"
 
 
-def save_checkpoint(run_dir: Path, state: TrainState, train: TrainStep) -> None:
-    """Write a checkpoint; every rank calls it, one rank of each stage writes.
+def save_checkpoint(run_dir: Path, state: TrainState, train: TrainStep, files: HostFiles = ON_ONE_HOST) -> None:
+    """Write a checkpoint; every rank calls it, one rank of each stage writes, and host 0 gets and keeps all parts.
 
     Where that step's checkpoint exists its tensors are these, whichever plan wrote them: only its state is replaced.
     """
     final = checkpoint_path(run_dir, state.step)
-    if final.exists():
+    if files.agreed(final.exists()):
         dist.barrier()
         if dist.get_rank() == 0:
             _write_state(final, state)
@@ -80,13 +82,14 @@ def save_checkpoint(run_dir: Path, state: TrainState, train: TrainStep) -> None:
     aside = final.with_name(f".{final.name}.part")
     mesh = train.parts.mesh
     leader = dist.get_rank() == 0
-    if leader:
+    if files.leads:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
     dist.barrier()
     if mesh.place.dp == 0 and mesh.place.cp == 0:
         torch.save(_own_tensors(train), aside / f"part-{mesh.place.pp}.pt")
     dist.barrier()
+    files.collect(aside)
     if leader:
         _write_state(aside, state)
         aside.rename(final)

@@ -12,7 +12,10 @@ from megagraph_cli.artifacts.workload import GraphInfo, Workload
 
 
 class Job(BaseModel):
-    """What every worker is told. ``threads`` per worker; ``launcher_pid`` the process whose end ends the workers."""
+    """What every worker is told. ``threads`` per worker; ``launcher_pid`` the process whose end ends the workers.
+
+    Paths are those of its host; of several ``hosts``, each with equally many workers, host 0 keeps what is written.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -20,6 +23,7 @@ class Job(BaseModel):
     device: Literal["cpu", "cuda"]
     threads: int
     launcher_pid: int
+    hosts: int = 1
 
 
 class TrainJob(Job):

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +39,7 @@ from megagraph_cli.runtime.checkpoint import (
     workload_digest,
 )
 from megagraph_cli.runtime.evaluate import predict, score
+from megagraph_cli.runtime.hostfiles import HostFiles
 from megagraph_cli.runtime.job import TrainJob
 from megagraph_cli.runtime.memory import explain_out_of_memory, out_of_memory_in
 from megagraph_cli.runtime.meters import metered
@@ -77,6 +78,11 @@ class Trainer:
         self._unread: deque[tuple[Tensor, dict[str, Any], int]] = deque()
         self._last_read_s = 0.0
 
+    @cached_property
+    def _files(self) -> HostFiles:
+        """First asked for by all ranks together."""
+        return HostFiles.of(self.job.hosts)
+
     @property
     def epochs(self) -> int:
         return self.job.epochs or self.train.epochs
@@ -99,7 +105,7 @@ class Trainer:
             if self.stopped or self.state.targets_done < self.num_train:
                 break
             self._finish_epoch()
-        save_checkpoint(self.job.run_dir, self.state, self.step)
+        save_checkpoint(self.job.run_dir, self.state, self.step, self._files)
         test_score = None if self.stopped else self._test()
         status: Literal["completed", "interrupted"] = "interrupted" if self.stopped else "completed"
         self.tracer.write()
@@ -257,7 +263,7 @@ class Trainer:
             }
         )
         self._sample_by(weights)
-        save_checkpoint(self.job.run_dir, self.state, self.step)
+        save_checkpoint(self.job.run_dir, self.state, self.step, self._files)
 
     def _rewards(self) -> ArmRewards | None:
         """Listens to this epoch's evaluation where sampling weights are due for an update after it."""
@@ -281,7 +287,8 @@ class Trainer:
         if self.state.best_step is None or self.split.test.size == 0:
             return None
         if self.state.best_step != self.state.step:
-            load_tensors(checkpoint_path(self.job.run_dir, self.state.best_step), self.step, optimizer=False)
+            with self._files.here(checkpoint_path(self.job.run_dir, self.state.best_step)) as folder:
+                load_tensors(folder, self.step, optimizer=False)
         (best,) = (record for record in self.state.epochs if record.epoch == self.state.best_epoch)
         self._sample_by(best.sampling_weights)
         found = predict(self.parts, self.split.test, self.batch_size, stopped=self._vote_to_stop)
@@ -292,10 +299,12 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the last whole checkpoint, whichever plan wrote it."""
-        folders = whole_checkpoints(self.job.run_dir)
-        if folders:
-            self.state = load_state(folders[-1], self.state.workload_digest)
-            load_tensors(folders[-1], self.step, optimizer=True)
+        known = whole_checkpoints(self.job.run_dir)
+        last = self._files.agreed(known[-1].name if known else None)
+        if last is not None:
+            with self._files.here(self.job.run_dir / "checkpoints" / last) as folder:
+                self.state = load_state(folder, self.state.workload_digest)
+                load_tensors(folder, self.step, optimizer=True)
             set_optimizer_step(self.step, self.state.step)
             self._sample_by(self.state.sampling_weights)
         if self.metrics is not None:
@@ -304,7 +313,7 @@ class Trainer:
 
 def make_trainer(worker: Worker, job: TrainJob, plan: Plan, mesh: Mesh | None = None) -> Trainer:
     """Mesh (unless one is given), graph, stage and trainer of this rank."""
-    mesh = mesh or _mesh_of(plan, worker)
+    mesh = mesh or _mesh_of(plan, worker, job.hosts)
     worker.place = mesh.place
     graph = open_graph(job.graph_path)
     workload = plan.workload.model_copy(update={"graph": job.graph})
@@ -323,8 +332,8 @@ def make_trainer(worker: Worker, job: TrainJob, plan: Plan, mesh: Mesh | None = 
     return Trainer(job, plan, graph, parts, worker.rank)
 
 
-def _mesh_of(plan: Plan, worker: Worker) -> Mesh:
-    mesh = build_mesh(plan.dims.parallel(), plan.mesh_order, worker.device.type, plan.hosts)
+def _mesh_of(plan: Plan, worker: Worker, hosts: int) -> Mesh:
+    mesh = build_mesh(plan.dims.parallel(), plan.mesh_order, worker.device.type, hosts)
     worker.place = mesh.place
     return mesh
 

@@ -63,7 +63,7 @@ class Validator:
 
     def _record(self, plan: Plan) -> RankRecord:
         job = TrainJob(
-            **self.job.model_dump(include={"graph_path", "device", "threads", "launcher_pid", "graph"}),
+            **self.job.model_dump(include={"graph_path", "device", "threads", "launcher_pid", "hosts", "graph"}),
             plan=self.job.plans[0],
             run_dir=self.job.work_dir,
             epochs=None,
@@ -83,7 +83,7 @@ class Validator:
     def _mesh(self, plan: Plan) -> Mesh:
         key = (plan.dims.parallel(), tuple(plan.mesh_order))
         if key not in self._meshes:
-            self._meshes[key] = build_mesh(*key, self.worker.device.type)
+            self._meshes[key] = build_mesh(*key, self.worker.device.type, self.job.hosts)
         return self._meshes[key]
 
     def _tell(self, index: int, step_s: float, peak_bytes: int, round_number: int) -> None:
