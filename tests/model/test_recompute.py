@@ -1,71 +1,81 @@
-"""Layers that run again in the backward: the same gradients, dropout included, and only their inputs kept."""
+"""A layer that runs again in the backward: the same gradients, and nothing kept but its input."""
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from megagraph_cli.layout.rows import RowLayout
-from megagraph_cli.model.transformer import Stage
-from tests.model.small import gradients_of, layer_shape, make_bias, make_inputs, make_stage, model_shape
-
-LAYOUT = RowLayout(6, 1, 2)
+from megagraph_cli.model.recompute import recomputed
 
 
-def stage(*, recompute: bool, dropout: float) -> Stage:
-    shape = model_shape(layer=layer_shape(dropout=dropout, attention_dropout=dropout), input_dropout=dropout)
-    made = make_stage(shape, range(5)).train()
-    made.recompute = recompute
-    return made
+class Two(nn.Module):
+    """Two linear maps; counts how often it ran, and in which dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 6, dtype=dtype), nn.Linear(6, 4, dtype=dtype)
+        self.ran: list[torch.dtype] = []
+
+    def forward(self, x: Tensor, bias: Tensor, tokens: Tensor) -> Tensor:
+        out: Tensor = self.second(torch.tanh(self.first(x) + bias) * tokens)
+        self.ran.append(out.dtype)
+        return out
 
 
-def step(made: Stage) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits, and gradients of two micro-batches whose backwards come after both forwards."""
-    torch.manual_seed(5)
-    outs = [made(make_inputs(LAYOUT, 9, 7, seed=seed), make_bias(LAYOUT, drop_seed=seed)) for seed in (1, 2)]
-    for out in outs:
-        out.square().sum().backward()
-    return torch.cat(outs).detach(), gradients_of([made])
+def gradients(layer: Two, again: bool, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, 4, generator=generator, dtype=dtype, requires_grad=True)
+    tokens = torch.randn(6, generator=generator, dtype=dtype, requires_grad=True)
+    bias = torch.randn(6, generator=generator, dtype=dtype)
+    out = recomputed(layer, x, bias, tokens) if again else layer(x, bias, tokens)
+    out.square().sum().backward()
+    found = [each.grad for each in (x, tokens, *layer.parameters())]
+    assert all(each is not None for each in found)
+    return [each for each in found if each is not None]
 
 
-def test_gradients_are_those_of_layers_that_keep_everything() -> None:
-    for dropout in (0.0, 0.3):
-        plain, expected = step(stage(recompute=False, dropout=dropout))
-        again, got = step(stage(recompute=True, dropout=dropout))
-        assert torch.equal(plain, again)
-        for name, gradient in expected.items():
-            assert torch.equal(got[name], gradient), (name, dropout)
-    assert float(expected["layers.2.up.weight"].abs().max()) > 1e-3
+def test_gradients_are_those_of_the_layer() -> None:
+    plain, again = Two(torch.float64), Two(torch.float64)
+    for a, b in zip(gradients(plain, False, torch.float64), gradients(again, True, torch.float64), strict=True):
+        assert torch.equal(a, b)
+    assert len(again.ran) == 2
 
 
-def kept_bytes(made: Stage) -> int:
-    """Bytes that autograd holds between forward and backward, each storage once, parameters left out."""
-    own = {p.untyped_storage().data_ptr() for p in made.parameters()}
-    held: dict[int, Tensor] = {}
+def test_a_first_layer_whose_input_needs_no_gradient() -> None:
+    layer = Two(torch.float64)
+    tokens = torch.ones(6, dtype=torch.float64, requires_grad=True)
+    recomputed(layer, torch.ones(3, 4, dtype=torch.float64), torch.zeros(6), tokens).sum().backward()
+    assert tokens.grad is not None
+    assert layer.first.weight.grad is not None
+
+
+def test_it_runs_again_under_the_autocast_of_the_forward() -> None:
+    plain, again = Two(torch.float32), Two(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = gradients(plain, False, torch.float32)
+        found = gradients(again, True, torch.float32)
+    outside = Two(torch.float32)
+    x = torch.ones(3, 4, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = recomputed(outside, x, torch.zeros(6), torch.ones(6, requires_grad=True))
+    out.float().sum().backward()
+    assert outside.ran == again.ran == [torch.bfloat16] * 2
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_nothing_is_kept_but_the_arguments(again: bool) -> None:
+    kept: list[tuple[int, ...]] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage().data_ptr()
-        if storage not in own:
-            held[storage] = tensor
+        kept.append(tuple(tensor.shape))
         return tensor
 
+    layer = Two(torch.float32)
+    x, tokens = torch.ones(3, 4, requires_grad=True), torch.ones(6, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        x = torch.zeros(3, LAYOUT.sequence_rows, 8, dtype=torch.float64, requires_grad=True)
-        made(x, make_bias(LAYOUT))
-    return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
-
-
-def test_a_layer_keeps_nothing_but_its_input() -> None:
-    made = make_stage(model_shape(), range(1, 4))
-    plain = kept_bytes(made)
-    made.recompute = True
-    x_bytes = 3 * LAYOUT.sequence_rows * 8 * 8
-    assert kept_bytes(made) == 3 * x_bytes  # one input for each of three layers
-    assert plain > 10 * 3 * x_bytes
-
-
-def test_inference_runs_each_layer_once() -> None:
-    made = stage(recompute=True, dropout=0.0).eval()
-    with torch.no_grad():
-        out = made(make_inputs(LAYOUT, 9, 7), make_bias(LAYOUT))
-    assert not out.requires_grad
+        recomputed(layer, x, torch.zeros(6), tokens) if again else layer(x, torch.zeros(6), tokens)
+    assert (sorted(kept) == [(3, 4), (6,)]) is again

@@ -51,7 +51,7 @@ def state_at(step: int, **changes: Any) -> TrainState:
 def snapshot(train: TrainStep) -> dict[str, dict[str, torch.Tensor]]:
     """Parameters and all optimizer state by name."""
     return {
-        name: {"value": p.detach().clone(), **{k: v.clone() for k, v in train.optimizer.state[p].items()}}
+        name: {"value": p.detach().clone(), **{m: held[name].clone() for m, held in train.optimizer.moments.items()}}
         for name, p in train.parameters.items()
     }
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from megagraph_cli.model.attention import Attend
 from megagraph_cli.model.bias import AttentionBias
@@ -15,6 +14,7 @@ from megagraph_cli.model.blocks import Layer, LayerShape
 from megagraph_cli.model.drop import INPUT
 from megagraph_cli.model.embedding import Embedding, NodeInput
 from megagraph_cli.model.head import Head
+from megagraph_cli.model.recompute import recomputed
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,7 @@ class Stage(nn.Module):
     def _run(self, layer: Callable[[Tensor, AttentionBias, Tensor], Tensor], x: Tensor, bias: AttentionBias) -> Tensor:
         if not (self.recompute and torch.is_grad_enabled()):
             return layer(x, bias, self.token_bias)
-        # No generator's state to keep: masks are functions of their place.
-        out: Tensor = checkpoint(layer, x, bias, self.token_bias, use_reentrant=False, preserve_rng_state=False)
-        return out
+        return recomputed(layer, x, bias, self.token_bias)
 
     def _embed(self, inputs: Tensor | NodeInput, bias: AttentionBias) -> Tensor:
         if isinstance(inputs, Tensor):

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megagraph_cli.backward import backward_from
 from megagraph_cli.layout.schedules import SCHEDULES
 
 Notice = Callable[[], None]
@@ -63,7 +64,7 @@ class SingleStage:
             if int(index) == self.num_microbatches - 1:
                 before_last()
             with span("device", f"backward {int(index)}"):
-                loss.backward()  # type: ignore[no-untyped-call]
+                backward_from(loss, None)
             del loss  # it holds on to the micro-batch's channels while the next one goes forward
 
     def infer(self) -> list[Tensor]:
@@ -231,7 +232,7 @@ class Staged:
             if leaving is not None:
                 leaving.settle_oldest()
             with span("device", f"backward {work.microbatch}"):
-                torch.autograd.backward(out, gradient)
+                backward_from(out, gradient)
             del out, gradient
             if passing is not None:
                 assert x.grad is not None

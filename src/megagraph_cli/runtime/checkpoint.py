@@ -21,11 +21,11 @@ from megagraph_cli.artifacts.base import digest_of, first_complaint
 from megagraph_cli.artifacts.run import EpochRecord
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.errors import EXIT_STALE, MgraphError
+from megagraph_cli.parallel.adamw import MOMENTS
 from megagraph_cli.runtime.build import SHARED_PARAMETERS, TABLE
 from megagraph_cli.runtime.hostfiles import HostFiles
 from megagraph_cli.runtime.step import TrainStep
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 _KEPT = 2
 ON_ONE_HOST = HostFiles()
 
@@ -114,8 +114,7 @@ def _own_tensors(train: TrainStep) -> dict[str, dict[str, Tensor]]:
         if name == TABLE:
             continue
         for moment in MOMENTS:
-            held = train.optimizer.state[parameter].get(moment)
-            out[moment][name] = torch.zeros_like(parameter) if held is None else held
+            out[moment][name] = train.optimizer.moments[moment][name]
     if train.row_optimizer is not None:
         for moment, state in train.row_optimizer.state().items():
             out.setdefault(moment, {})[TABLE] = state
@@ -165,7 +164,8 @@ def load_tensors(folder: Path, train: TrainStep, *, optimizer: bool) -> None:
             if optimizer and name == TABLE:
                 _load_rows(train, held, part)
             elif optimizer:
-                train.optimizer.state[parameter] = {m: held[m][name].to(parameter.device, copy=True) for m in MOMENTS}
+                for moment in MOMENTS:
+                    train.optimizer.moments[moment][name].copy_(held[moment][name])
         wanted -= held["parameters"].keys()
     if wanted:
         raise MgraphError(
@@ -183,9 +183,8 @@ def _load_rows(train: TrainStep, held: dict[str, Any], part: Path) -> None:
 
 
 def set_optimizer_step(train: TrainStep, step: int) -> None:
-    """AdamW counts its steps in each parameter's state; the table's are counted by row and were loaded."""
-    for parameter in train.dense.values():
-        train.optimizer.state[parameter]["step"] = torch.tensor(float(step), device=parameter.device)
+    """Dense parameters have made every step; the table's are counted by row and were loaded."""
+    train.optimizer.set_steps(step)
 
 
 def _read_part(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.profiler import profile
+from torch.autograd.profiler import profile
 
 from megagraph_cli.parallel.replica import ON_HOST
 
@@ -85,9 +85,7 @@ class Watch:
 
 def rise(profiler: profile, others: list[tuple[int, int]]) -> tuple[int, int]:
     """(highest, final) sum of what was allocated minus what was freed, in time order, over the profiled block."""
-    inner = profiler.profiler
-    assert inner is not None
-    results = inner.kineto_results
+    results = profiler.kineto_results
     assert results is not None
     told = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]  # type: ignore[attr-defined]
     level = highest = 0

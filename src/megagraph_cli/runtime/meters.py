@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import psutil
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from megagraph_cli.hostmemory import available_bytes
 from megagraph_cli.runtime.live import Watch, live_storages, live_tensor_bytes, rise, storage_bytes
@@ -71,7 +71,8 @@ def _on_cpu(reading: Reading, from_zero: bool) -> Iterator[None]:
     watch = Watch()
     if not from_zero:
         reading.start_bytes = sum(watch.add(storage) for storage in live_storages().values())
-    with watch.overhear(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    # torch.profiler, which wraps this one, imports torch's compiler: seconds at each worker's start.
+    with watch.overhear(), profile(use_cpu=True, profile_memory=True) as profiler:
         yield
         told = watch.close()
     highest, change = rise(profiler, told)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megagraph_cli.parallel.adamw import AdamW
 from megagraph_cli.parallel.data import GradientBuffer
 from megagraph_cli.parallel.pipeline import SpanOf, no_span
 from megagraph_cli.parallel.row_adamw import RowAdamW
@@ -29,10 +30,7 @@ class TrainStep:
         self.parameters = dict(parts.runner.stage.named_parameters())
         self.dense = {name: p for name, p in self.parameters.items() if name != TABLE}
         self.gradients = GradientBuffer(self.dense, SHARED_PARAMETERS & self.dense.keys(), parts.mesh)
-        # The fused kernel updates in place; the others make parameter-sized temporaries.
-        self.optimizer = torch.optim.AdamW(
-            self.dense.values(), lr=train.lr, weight_decay=train.weight_decay, fused=True
-        )
+        self.optimizer = AdamW(self.dense, weight_decay=train.weight_decay)
         self.table: TableGradient | None = None
         self.row_optimizer: RowAdamW | None = None
         if TABLE in self.parameters:
@@ -73,13 +71,13 @@ class TrainStep:
 
     def holders(self, batch: Sequence[DeviceBatch]) -> dict[str, list[Tensor]]:
         """Tensors that live through a step, by category of the memory meter."""
-        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        states = self.optimizer.tensors()
         if self.row_optimizer is not None:
             states += self.row_optimizer.state().values()
         return {
             "parameters": [parameter.detach() for parameter in self.parameters.values()],
             "gradients": [self.gradients.flat],
-            "optimizer": [state for state in states if isinstance(state, Tensor)],
+            "optimizer": states,
             "batch": [tensor for part in batch for tensor in part.tensors()],
         }
 
@@ -108,9 +106,7 @@ class TrainStep:
             self.gradients.scale(factor)
             if self.table is not None:
                 self.table.scale(factor)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        self.optimizer.step(lr)
         if self.table is not None:
             assert self.row_optimizer is not None
             assert self.table.touched is not None
