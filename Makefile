@@ -25,9 +25,9 @@ demo: setup
 	cd demo && $(MGRAPH) search --gpus 2
 	cd demo && $(MGRAPH) train
 
-# Two test processes, a file in one of them: files share what is slow to set up.
+# Two test processes, a file in one of them: files share what is slow to set up. In the order of tests/conftest.py.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

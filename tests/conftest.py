@@ -20,6 +20,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_folder(config.cache.mkdir("kernels"))))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: two test processes that share files out then end at about the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder that MGRAPH_DATA names; skips the test where there is none."""
