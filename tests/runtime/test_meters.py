@@ -90,6 +90,16 @@ def test_freeing_something_older_is_seen() -> None:
     assert reading.end_bytes == live_tensor_bytes()
 
 
+def test_what_an_earlier_block_allocated_and_this_one_frees_counts_once() -> None:
+    with metered(CPU):
+        older = tensor(7000)
+    with metered(CPU) as reading:
+        del older
+        larger = tensor(9000)
+    assert reading.peak_bytes == max(reading.start_bytes, reading.start_bytes - 7000 + larger.nbytes)
+    assert reading.end_bytes == reading.start_bytes - 7000 + larger.nbytes
+
+
 def test_a_view_keeps_something_older_alive() -> None:
     older = tensor(7000)
     with metered(CPU) as reading:

@@ -3,7 +3,7 @@
 The profiler reports what torch's allocator gives and takes back on the profiled thread since it began. It does not see
 a tensor that is freed and is older than that, memory that NumPy or Numba allocated and a tensor took over, or what
 other threads allocate. So: storages are watched until they die, ``torch.from_numpy`` is overheard on the profiled
-thread, both by the profile's own clock, and what is alive at the end and was never seen counts from the start. What
+thread, and what is alive at the end and was never seen counts from the start. What
 the loader's thread sends to its peers is host memory that comes and goes beside the step: it never counts.
 """
 
@@ -16,12 +16,13 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.autograd.profiler import profile
+from torch._C._profiler import _ExtraFields_Allocation
+from torch.autograd.profiler import profile, record_function
 
 from megagraph_cli.parallel.replica import ON_HOST
 
@@ -50,18 +51,36 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
+class Change(NamedTuple):
+    """Bytes that came (or went, negative) at ``when_ns`` since 1970, or where the profile has an event ``mark``.
+
+    The profile's clock is calibrated anew each time, and on a busy host it can be wrong by more than lies between two
+    changes; of another thread than the profiled one it has no events.
+    """
+
+    when_ns: int
+    size: int
+    mark: str
+
+
 @dataclass
 class Watch:
-    """Changes (when in ns since 1970, the profile's clock, and bytes) of storages that no profile tells of."""
+    """Changes of storages that no profile tells of."""
 
-    changes: list[tuple[int, int]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
     _alive: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
 
     def add(self, storage: torch.UntypedStorage) -> int:
         """Tell when a storage dies, in whatever thread; returns its bytes."""
         size = storage.nbytes()
-        self._alive.append(weakref.ref(storage, lambda _: self.changes.append((time.time_ns(), -size))))
+        self._alive.append(weakref.ref(storage, lambda _: self._tell(-size)))
         return size
+
+    def _tell(self, size: int) -> None:
+        change = Change(time.time_ns(), size, f"mgraph change {len(self.changes)} of {id(self)}")
+        self.changes.append(change)
+        with record_function(change.mark):
+            pass
 
     @contextmanager
     def overhear(self) -> Iterator[None]:
@@ -71,25 +90,56 @@ class Watch:
         def telling(array: Any) -> Tensor:
             tensor = from_numpy(array)
             if threading.get_ident() == listener:
-                self.changes.append((time.time_ns(), self.add(tensor.untyped_storage())))
+                self._tell(self.add(tensor.untyped_storage()))
             return tensor
 
         with mock.patch.object(torch, "from_numpy", telling):
             yield
 
-    def close(self) -> list[tuple[int, int]]:
+    def close(self) -> list[Change]:
         """All changes so far; deaths are told of no longer."""
         self._alive = []
         return list(self.changes)
 
 
-def rise(profiler: profile, others: list[tuple[int, int]]) -> tuple[int, int]:
+def rise(profiler: profile, others: list[Change]) -> tuple[int, int]:
     """(highest, final) sum of what was allocated minus what was freed, in time order, over the profiled block."""
     results = profiler.kineto_results
     assert results is not None
-    told = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]  # type: ignore[attr-defined]
+    marks: dict[str, int] = {}
+    told: list[tuple[int, int, int]] = []
+    waiting = list(results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        fields = event.extra_fields
+        if isinstance(fields, _ExtraFields_Allocation):
+            told.append((event.start_time_ns, fields.alloc_size, fields.ptr))
+        else:
+            marks[event.name] = event.start_time_ns
+    changes = [(marks.get(change.mark, change.when_ns), change.size) for change in others]
+    changes += _of_this_profile(sorted(told))
     level = highest = 0
-    for _, size in sorted(told + others, key=lambda change: change[0]):
+    for _, size in sorted(changes, key=lambda change: change[0]):
         level += size
         highest = max(highest, level)
     return highest, level
+
+
+def _of_this_profile(told: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """(when, bytes) of allocations and of the frees that belong to them, from (when, bytes, address) in time order.
+
+    The allocator remembers what an earlier profile saw allocated. It then tells of the end of it, or of another
+    tensor's that came to lie at the same address, which is told of already.
+    """
+    alive: set[int] = set()
+    found = []
+    for when, size, address in told:
+        if size > 0:
+            alive.add(address)
+        elif address not in alive:
+            continue
+        else:
+            alive.remove(address)
+        found.append((when, size))
+    return found
