@@ -87,21 +87,25 @@ def peer_accuracy(graph: Graph, split: Split, x: torch.Tensor, *, edges: torch.T
 
 
 def node_features(graph: Graph) -> torch.Tensor:
-    """Node features [V, F], rows scaled to sum 1 as both peers expect; as CSR where most entries are zero."""
-    features = graph.features
-    assert features is not None
-    if isinstance(features, DenseFeatures):
-        rows = sparse.csr_matrix(np.array(features.x[: graph.num_nodes]))
-    else:
-        indptr = np.array(features.indptr[: graph.num_nodes + 1])
-        stored = features.data[: indptr[-1]], features.indices[: indptr[-1]], indptr
-        rows = sparse.csr_matrix(stored, shape=(graph.num_nodes, features.num_columns))
+    """Node features [V, F]: sparse ones as CSR, rows scaled to sum 1 as both peers expect; dense ones as they are,
+    with which both peers do better."""
+    rows = csr(graph)
+    if rows.nnz > DENSE_FROM * np.prod(rows.shape):
+        return torch.from_numpy(rows.toarray())
     totals = np.maximum(abs(rows).sum(1), 1e-12)
     scaled = sparse.csr_matrix(rows.multiply(1 / totals), dtype=np.float32)
-    if scaled.nnz > DENSE_FROM * np.prod(scaled.shape):
-        return torch.from_numpy(scaled.toarray())
     parts = (torch.from_numpy(part) for part in (scaled.indptr, scaled.indices, scaled.data))
     return torch.sparse_csr_tensor(*parts, size=scaled.shape)
+
+
+def csr(graph: Graph) -> sparse.csr_matrix:
+    features = graph.features
+    if isinstance(features, DenseFeatures):
+        return sparse.csr_matrix(np.array(features.x[: graph.num_nodes]))
+    assert features is not None
+    indptr = np.array(features.indptr[: graph.num_nodes + 1])
+    stored = features.data[: indptr[-1]], features.indices[: indptr[-1]], indptr
+    return sparse.csr_matrix(stored, shape=(graph.num_nodes, features.num_columns))
 
 
 def adjacency(graph: Graph) -> torch.Tensor:
