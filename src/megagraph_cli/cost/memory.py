@@ -14,6 +14,8 @@ from megagraph_cli.cost.terms import Array, Size, evaluate, part_regressors
 
 Bytes = dict[str, int]
 OPTIMIZER_MOMENTS = 2
+Phase = Literal["forward", "backward"]
+PHASES: tuple[Phase, Phase] = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,11 @@ class RoleMemory:
 
     def peak(self, num_microbatches: int, in_flight: int) -> NDArray[np.int64]:
         """Largest phase, whole bytes, every term rounded up."""
-        phases = self._phases(num_microbatches, in_flight)
-        sizes = [np.sum([_whole(value) for value in terms.values()], axis=0) for terms in phases]
-        return np.asarray(np.max(sizes, axis=0), dtype=np.int64)
+        forward, backward = self._boundaries(num_microbatches, in_flight)
+        waiting = _whole(in_flight * self.saved)
+        passing = np.maximum(_whole(forward) + _whole(self.forward), _whole(backward) + _whole(self.backward))
+        always = sum(map(_whole, self.standing.values()), start=_whole(num_microbatches * self.batch))
+        return np.asarray(always + np.maximum(waiting + passing, _whole(self.optimizer)), dtype=np.int64)
 
     def at_peak(self, num_microbatches: int, in_flight: int) -> Bytes:
         """Bytes by term in the largest phase, for a single number of layers."""
@@ -53,16 +57,23 @@ class RoleMemory:
         """
         always = {**self.standing, "batch": num_microbatches * self.batch}
         waiting = {"activations": in_flight * self.saved}
-        down = self.received * messages_down(in_flight, num_microbatches, "forward")
-        up = self.received * messages_down(in_flight, num_microbatches, "backward")
+        forward, backward = self._boundaries(num_microbatches, in_flight)
         return [
-            always | {"boundary": down + self.returned} | waiting | {"working": self.forward},
-            always | {"boundary": up + min(2, num_microbatches) * self.returned} | waiting | {"working": self.backward},
+            always | {"boundary": forward} | waiting | {"working": self.forward},
+            always | {"boundary": backward} | waiting | {"working": self.backward},
             always | {"working": self.optimizer},
         ]
 
+    def _boundaries(self, num_microbatches: int, in_flight: int) -> tuple[Array, Array]:
+        """Bytes of messages while a micro-batch goes forward and while one comes back.
 
-def messages_down(in_flight: int, num_microbatches: int, phase: Literal["forward", "backward"]) -> int:
+        From the stage after comes the next gradient, and in a backward there is also the one in use.
+        """
+        ahead, back = (messages_down(in_flight, num_microbatches, phase) for phase in PHASES)
+        return ahead * self.received + self.returned, back * self.received + min(2, num_microbatches) * self.returned
+
+
+def messages_down(in_flight: int, num_microbatches: int, phase: Phase) -> int:
     """Messages that a stage holds at once towards the stage before it: x received or to come, gradients leaving.
 
     The x of the micro-batches in flight and the one that is to come next; while one goes forward also the gradients of
