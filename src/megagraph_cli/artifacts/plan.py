@@ -64,6 +64,15 @@ class BriefForecast(Part):
     peak_bytes: int
 
 
+Axis = Literal["pp", "dp", "cp"]
+DEFAULT_ORDER: list[Axis] = ["pp", "dp", "cp"]
+
+
+def is_default_order(order: list[str]) -> bool:
+    """Whether a plan that is not the chosen one may leave its mesh order out."""
+    return order == DEFAULT_ORDER
+
+
 class BriefPlan(Part):
     """A plan of the Pareto front or a runner-up."""
 
@@ -73,6 +82,7 @@ class BriefPlan(Part):
     schedule: str
     recompute: Recompute
     context: Context
+    mesh_order: list[Axis] = Field(default=DEFAULT_ORDER, exclude_if=is_default_order)
     predicted: BriefForecast
 
 
@@ -89,7 +99,7 @@ class Plan(Artifact):
     memory_limit_bytes: int | None = Field(default=None, gt=0)
     workload: Workload
     dims: Dims
-    mesh_order: list[Literal["pp", "dp", "cp"]] = ["pp", "dp", "cp"]
+    mesh_order: list[Axis] = DEFAULT_ORDER
     layers_per_stage: list[int] = Field(min_length=1)
     num_microbatches: int = Field(ge=1)
     schedule: Literal["gpipe", "1f1b"] = "gpipe"

@@ -11,6 +11,8 @@ from megagraph_cli.artifacts.workload import Workload
 
 Recompute = Literal["none", "full"]
 """``full``: a layer keeps its input alone and runs again in the backward."""
+Link = Literal["host", "network"]
+"""What connects the ranks of a group: nothing outside their host, or the network between hosts."""
 Context = Literal["ring", "allgather"]
 """How keys and values travel over cp > 1 ranks; with cp = 1 nothing travels and the name is ``ring``."""
 
@@ -34,6 +36,7 @@ class ComputeSample(Part):
     cp > 1: the target row of a last layer is attended to in one way, so its ``ring`` samples stand for both.
     ``num_layers`` middle layers in a row (0 for input, head, optimizer; a ``last_layer`` sample has 1), each
     micro-batch with its bias channels built once. Times are medians of ``samples_s`` [forward, backward] pairs.
+    ``link``, left out where it is ``host``: what connects the context ranks.
     ``memory``: ``parameters`` (of the module), ``saved`` (held from forward to backward of a micro-batch),
     ``forward_peak`` and ``backward_peak`` (most bytes above what was live when that pass began), ``batch``
     (a micro-batch's tensors from the loader).
@@ -47,6 +50,7 @@ class ComputeSample(Part):
     microbatch_size: int = Field(ge=0)
     recompute: Recompute = "none"
     context: Context = "ring"
+    link: Link = Field(default="host", exclude_if=lambda link: link == "host")
     forward_s: float = Field(ge=0)
     backward_s: float = Field(ge=0)
     memory: dict[str, int]
@@ -55,12 +59,15 @@ class ComputeSample(Part):
 
 
 class CommSample(Part):
-    """One communication measured: ``p2p`` (one message to a neighbour) or ``all_reduce`` over a group."""
+    """One communication measured: ``p2p`` (one message to a neighbour) or ``all_reduce`` over a group.
+
+    Over the network as many groups at once as a plan whose outermost axis crosses hosts would have.
+    """
 
     op: Literal["p2p", "all_reduce"]
     axis: Literal["pp", "dp", "cp"]
     group_size: int = Field(ge=2)
-    link: Literal["host", "network"]
+    link: Link
     message_bytes: int = Field(gt=0)
     time_s: float = Field(ge=0)
     samples_s: list[float]

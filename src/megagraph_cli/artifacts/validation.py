@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from megagraph_cli.artifacts.base import Artifact, Part
-from megagraph_cli.artifacts.plan import Dims
+from megagraph_cli.artifacts.plan import DEFAULT_ORDER, Axis, Dims, is_default_order
 from megagraph_cli.artifacts.profile import Context, Machine, Recompute
 from megagraph_cli.artifacts.workload import Workload
 
@@ -36,6 +36,7 @@ class ValidatedPlan(Part):
     schedule: str
     recompute: Recompute
     context: Context
+    mesh_order: list[Axis] = Field(default=DEFAULT_ORDER, exclude_if=is_default_order)
     predicted: PredictedPlan
     measured: MeasuredPlan
 

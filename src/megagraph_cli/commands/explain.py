@@ -14,7 +14,7 @@ from megagraph_cli.cost.explain import PlanCost, cost_of, leanest, reasons
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.search import search
 from megagraph_cli.cost.setting import Setting
-from megagraph_cli.cost.space import Pins, settings
+from megagraph_cli.cost.space import Pins
 from megagraph_cli.errors import EXIT_INFEASIBLE, EXIT_STALE, MgraphError
 
 NUMBERS = {"pp": "pp", "cp": "cp", "dp": "dp", "microbatches": "num_microbatches"}
@@ -70,6 +70,7 @@ def plan_values(cost: PlanCost) -> dict[str, Any]:
         "schedule": setting.schedule,
         "recompute": setting.recompute,
         "context": setting.context,
+        "mesh_order": list(setting.mesh_order),
         "step_s": cost.step_s,
         "peak_bytes": cost.peak_bytes,
         "need_bytes": cost.need_bytes,
@@ -101,7 +102,7 @@ def explain(request: SearchRequest, text: str) -> Explanation:
     """
     predictor, gpus, mem_bytes, _ = resolved(request)
     pins = replace(Pins(layers=pins_of(request).layers), **parse_candidate(text))
-    settings(predictor.workload, gpus, pins)  # pins that cannot be are told before anything is searched
+    predictor.settings(gpus, pins)  # pins that cannot be are told before anything is searched
     return explain_pins(predictor, gpus, mem_bytes, pins, _best(predictor, gpus, mem_bytes, pins_of(request)))
 
 
@@ -109,7 +110,7 @@ def explain_pins(predictor: Predictor, gpus: int, mem_bytes: int, pins: Pins, ch
     """The best plan under some pins, or where none fits the one with the fewest bytes, beside the chosen one."""
     mine = _best(predictor, gpus, mem_bytes, pins)
     if mine is None:
-        mine = cost_of(predictor, *leanest(predictor, settings(predictor.workload, gpus, pins), pins.layers))
+        mine = cost_of(predictor, *leanest(predictor, predictor.settings(gpus, pins), pins.layers))
     return _explained(predictor, mem_bytes, mine, chosen)
 
 
@@ -121,8 +122,7 @@ def compare(request: SearchRequest, path: Path) -> Explanation:
     predictor, gpus, mem_bytes, _ = resolved(request)
     other = Plan.load(path, force=request.force)
     _check_same(other, predictor, gpus, path)
-    setting = Setting(other.dims.parallel(), other.num_microbatches, other.schedule, other.recompute, other.context)
-    mine = cost_of(predictor, setting, other.layers_per_stage)
+    mine = cost_of(predictor, Setting.of(other), other.layers_per_stage)
     return _explained(predictor, mem_bytes, mine, _best(predictor, gpus, mem_bytes, pins_of(request)))
 
 

@@ -35,7 +35,7 @@ def corrected(fitted: CostModel, validations: Sequence[Path], *, force: bool) ->
             _check_same(fitted, same, found, path)
         predictor = Predictor(fitted, found.workload, recipes.sets_for(fitted.workload.recipe()))
         for plan in found.plans:
-            setting = Setting(plan.dims.parallel(), plan.num_microbatches, plan.schedule, plan.recompute, plan.context)
+            setting = Setting.of(plan)
             measured = plan.measured
             runs.append(Run(predictor, setting, tuple(plan.layers_per_stage), measured.step_s, measured.peak_bytes))
     learnt = learn(fitted, runs)

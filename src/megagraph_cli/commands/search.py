@@ -11,7 +11,15 @@ import numpy as np
 from megagraph_cli import recipes
 from megagraph_cli.artifacts.base import reference_to, write_text
 from megagraph_cli.artifacts.cost_model import CostModel
-from megagraph_cli.artifacts.plan import BriefForecast, BriefPlan, Dims, Extrapolation, Plan, SearchCounts
+from megagraph_cli.artifacts.plan import (
+    DEFAULT_ORDER,
+    BriefForecast,
+    BriefPlan,
+    Dims,
+    Extrapolation,
+    Plan,
+    SearchCounts,
+)
 from megagraph_cli.artifacts.trace import write_trace
 from megagraph_cli.artifacts.workload import MAX_BATCH_SIZE, Workload
 from megagraph_cli.commands.devices import Device, check_writable, device_of_artifact
@@ -22,6 +30,7 @@ from megagraph_cli.cost.search import Found, SearchResult, search
 from megagraph_cli.cost.setting import role_of
 from megagraph_cli.cost.space import Pins
 from megagraph_cli.errors import MgraphError
+from megagraph_cli.layout.placement import hosts_of
 
 OVERRIDES = {
     "model.num_layers": ("model", "num_layers", 10_000),
@@ -148,7 +157,7 @@ def plan_of(predictor: Predictor, result: SearchResult, gpus: int, mem_bytes: in
     brief = _brief(best)
     return Plan(
         gpus=gpus,
-        hosts=machine.hosts if gpus % machine.hosts == 0 else 1,
+        hosts=hosts_of(gpus, machine.hosts),
         device=machine.device,
         memory_limit_bytes=mem_bytes,
         workload=predictor.workload,
@@ -158,6 +167,7 @@ def plan_of(predictor: Predictor, result: SearchResult, gpus: int, mem_bytes: in
         schedule="1f1b" if brief.schedule == "1f1b" else "gpipe",
         recompute=brief.recompute,
         context=brief.context,
+        mesh_order=brief.mesh_order,
         predicted=predictor.forecast(best.setting, best.choice.split),
         search=SearchCounts(
             num_candidates=result.num_candidates, num_feasible=result.num_feasible, max_gap=result.max_gap
@@ -169,7 +179,7 @@ def plan_of(predictor: Predictor, result: SearchResult, gpus: int, mem_bytes: in
 
 
 def _brief(found: Found) -> BriefPlan:
-    setting = found.setting
+    setting, first = found.setting, DEFAULT_ORDER[found.setting.outer]
     return BriefPlan(
         dims=Dims.of(setting.dims),
         layers_per_stage=list(found.choice.split),
@@ -177,6 +187,7 @@ def _brief(found: Found) -> BriefPlan:
         schedule=setting.schedule,
         recompute="full" if setting.recompute == "full" else "none",
         context="allgather" if setting.context == "allgather" else "ring",
+        mesh_order=[first, *(axis for axis in DEFAULT_ORDER if axis != first)],
         predicted=BriefForecast(step_s=found.choice.step_s, peak_bytes=found.choice.peak_bytes),
     )
 

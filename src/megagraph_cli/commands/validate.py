@@ -177,6 +177,7 @@ def _as_planned(plan: Plan, predictor: Predictor, setting: Setting, split: Seque
         "schedule": setting.schedule,
         "recompute": setting.recompute,
         "context": setting.context,
+        "mesh_order": list(setting.mesh_order),
         "predicted": predictor.forecast(setting, split),
         "search": None,
         "pareto": [],
@@ -280,6 +281,7 @@ def _validated(predictor: Predictor, plan: Plan, measured: MeasuredPlan) -> Vali
         schedule=plan.schedule,
         recompute=plan.recompute,
         context=plan.context,
+        mesh_order=plan.mesh_order,
         predicted=PredictedPlan(
             step_s=forecast.step_s, peak_bytes=forecast.peak_bytes, margin_bytes=forecast.margin_bytes
         ),

@@ -21,12 +21,14 @@ from megagraph_cli.cost.terms import (
     fit_coefficients,
     host_regressors,
     never_measured,
+    over,
     p2p_regressors,
     profile_call,
     sample_regressors,
 )
 
-TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "p2p_s", "all_reduce_s", "construct_s", "gather_s"})
+LINK_TIMES = frozenset(f"{over(link, op)}_s" for op in ("p2p", "all_reduce") for link in ("host", "network"))
+TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "construct_s", "gather_s"}) | LINK_TIMES
 PASSES = ("forward_s", "backward_s")
 NO_SIZE = Size()
 HOLD_OUT_EVERY = 4
@@ -89,7 +91,7 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
 
 def _check_complete(profile: Profile, usable: Sequence[ComputeSample], sets: Sequence[str]) -> None:
     machine = profile.machine
-    remedy = f"{profile_call(profile.workload, machine.device, sets)} --gpus {machine.num_devices}"
+    remedy = f"{profile_call(profile.workload, machine.device, sets, machine.hosts)} --gpus {machine.num_devices}"
     found = {sample.module for sample in usable}
     for module in (*MODULES, "optimizer"):
         if module not in found:
@@ -109,6 +111,7 @@ def size_of(sample: ComputeSample) -> Size:
         parameters_bytes=sample.memory.get("parameters", 0),
         recompute=sample.recompute,
         context=sample.context,
+        link=sample.link,
     )
 
 
@@ -136,7 +139,7 @@ def compute_observations(samples: Sequence[ComputeSample]) -> list[Observation]:
         place = (sample.cp, sample.rows, sample.microbatch_size, sample.num_layers, float(size.parameters_bytes))
         for quantity, value in _values(sample).items():
             regressors = sample_regressors(quantity, sample.module, size)
-            group = f"{sample.module} {sample.recompute} {sample.context}"
+            group = over(sample.link, f"{sample.module} {sample.recompute} {sample.context}")
             found.append(Observation(quantity, group, place, regressors, value, size))
     return found
 
@@ -150,7 +153,8 @@ def link_observations(profile: Profile) -> list[Observation]:
             regressors = p2p_regressors(sample.message_bytes)
         else:
             regressors = all_reduce_regressors(sample.message_bytes, sample.group_size)
-        found.append(Observation(f"{sample.op}_s", sample.op, place, regressors, sample.time_s))
+        name = over(sample.link, sample.op)
+        found.append(Observation(f"{name}_s", name, place, regressors, sample.time_s))
     return found
 
 

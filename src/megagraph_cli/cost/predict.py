@@ -18,18 +18,22 @@ from megagraph_cli.cost.cache import CacheBreak
 from megagraph_cli.cost.memory import Bytes, RoleMemory, stage_bytes
 from megagraph_cli.cost.setting import Role, Setting, StageTables, role_of
 from megagraph_cli.cost.simulate import simulate
+from megagraph_cli.cost.space import Pins, settings
 from megagraph_cli.cost.terms import (
     Array,
     Size,
     all_reduce_regressors,
     evaluate,
     host_regressors,
+    over,
     p2p_regressors,
     part_regressors,
     profile_call,
 )
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
+from megagraph_cli.layout.dims import AXES
 from megagraph_cli.layout.parameters import ParameterCounts
+from megagraph_cli.layout.placement import Placement, hosts_of, placement
 from megagraph_cli.layout.wire import ID_BYTES
 
 PASS, BOUNDARY, REDUCTION, CONSTRUCTION = "pass", "boundary", "reduction", "construction"
@@ -68,16 +72,33 @@ class Predictor:
 
     @cached_property
     def _profile_call(self) -> str:
-        return profile_call(self.cost_model.workload, self.cost_model.machine.device, self.sets)
+        return profile_call(
+            self.cost_model.workload, self.cost_model.machine.device, self.sets, self.cost_model.machine.hosts
+        )
+
+    def settings(self, gpus: int, pins: Pins) -> list[Setting]:
+        """Every setting of a search, as ``space.settings``."""
+        return settings(self.workload, gpus, pins, hosts_of(gpus, self.cost_model.machine.hosts))
+
+    def _placement(self, setting: Setting) -> Placement:
+        hosts = hosts_of(setting.dims.size, self.cost_model.machine.hosts)
+        return placement(setting.dims, setting.mesh_order, hosts)
+
+    def _link(self, setting: Setting, *axes: str) -> str:
+        """What the slowest of the connections along some axes goes over."""
+        if self.cost_model.machine.hosts == 1:
+            return "host"
+        return "network" if self._placement(setting).crossing.intersection(axes) else "host"
 
     def size(self, setting: Setting, layers: Any = 0) -> Size:
         """A micro-batch of the setting, through ``layers`` middle layers."""
-        key = (setting.dims, setting.num_microbatches, setting.recompute, setting.context)
+        link = self._link(setting, "cp")
+        key = (setting.dims, setting.num_microbatches, setting.recompute, setting.context, link)
         if key not in self._sizes:
             dims = setting.dims
             targets = microbatch_targets(self.workload.batch.batch_size, dims.dp, setting.num_microbatches)
             rows = self.workload.batch.rows(dims.cp).rows_per_rank
-            self._sizes[key] = Size(0, targets, rows, dims.cp, 0, setting.recompute, setting.context)
+            self._sizes[key] = Size(0, targets, rows, dims.cp, 0, setting.recompute, setting.context, link)
         return self._sizes[key] if isinstance(layers, int) and not layers else replace(self._sizes[key], layers=layers)
 
     @cached_property
@@ -118,7 +139,8 @@ class Predictor:
         if setting.dims.pp == 1:
             return 0.0
         message = boundary_bytes(self.workload, self.size(setting))
-        seconds = float(evaluate(self.terms, "p2p_s", p2p_regressors(message), remedy=self.remedy(2)))
+        name = f"{over(self._link(setting, 'pp'), 'p2p')}_s"
+        seconds = float(evaluate(self.terms, name, p2p_regressors(message), remedy=self.remedy(2)))
         return float(self._calibrated(BOUNDARY, seconds))
 
     def parameters_bytes(self, role: Role, layers: Array) -> Array:
@@ -162,12 +184,14 @@ class Predictor:
         regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held + sharers * rows))
         parts = {"optimizer": zero + evaluate(self.terms, "optimizer_s", regressors, remedy=self.remedy())}
         if sharers > 1:
-            parts["reduction"] = zero + self._all_reduce_s(self.reduced_bytes(setting, role, layers), sharers)
+            parts["reduction"] = zero + self._all_reduce_s(
+                self.reduced_bytes(setting, role, layers), sharers, self._link(setting, "dp", "cp")
+            )
         if dims.size > 1:
-            norm = zero + self._all_reduce_s(SUMMARY_BYTES, dims.size)
+            norm = zero + self._all_reduce_s(SUMMARY_BYTES, dims.size, self._link(setting, *AXES))
             if dims.pp > 1:
                 shared = self._counts.shared * self.workload.itemsize_bytes
-                norm = norm + self._all_reduce_s(shared, dims.pp)
+                norm = norm + self._all_reduce_s(shared, dims.pp, self._link(setting, "pp"))
             parts["norm"] = norm
         if self.host_shares_cores:
             parts["construction"] = zero + self.host_s(setting)
@@ -178,16 +202,15 @@ class Predictor:
         """On a CPU the next batch is built by the cores that compute this one: overlap hides none of it."""
         return self.cost_model.machine.device == "cpu"
 
-    def _all_reduce_s(self, message_bytes: Any, group_size: int) -> Any:
-        regressors = all_reduce_regressors(message_bytes, group_size)
-        return self._calibrated(REDUCTION, evaluate(self.terms, "all_reduce_s", regressors, remedy=self.remedy(2)))
+    def _all_reduce_s(self, message_bytes: Any, group_size: int, link: str) -> Any:
+        regressors, name = all_reduce_regressors(message_bytes, group_size), f"{over(link, 'all_reduce')}_s"
+        return self._calibrated(REDUCTION, evaluate(self.terms, name, regressors, remedy=self.remedy(2)))
 
     def host_s(self, setting: Setting) -> float:
         """Seconds in which a rank's host threads build the batch of one step: its share of the replica's sequences,
         which the ranks of a replica on one host share out, and the features that it embeds."""
         targets = self.size(setting).microbatch * setting.num_microbatches
-        peers = setting.dims.pp * setting.dims.cp if self.cost_model.machine.hosts == 1 else 1
-        shares = {"construct_s": -(-targets // peers), "gather_s": targets}
+        shares = {"construct_s": -(-targets // self._placement(setting).peers), "gather_s": targets}
         threads = max(1, round(self.terms["threads"]["per_worker"]))
         seconds = sum(
             float(evaluate(self.terms, name, host_regressors(share, threads), remedy=self.remedy()))
@@ -250,7 +273,9 @@ class Predictor:
             for name in ("forward_s", "backward_s")
         )
         batch = setting.num_microbatches * size.microbatch
-        tail = self._kept(("tail", role, setting.dims, batch), lambda: self.tail_s(setting, role, layers))
+        tail = self._kept(
+            ("tail", role, setting.dims, setting.outer, batch), lambda: self.tail_s(setting, role, layers)
+        )
         return forward[:width], backward[:width], tail[:width]
 
     def _role_bytes(

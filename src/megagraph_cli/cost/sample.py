@@ -11,7 +11,7 @@ from megagraph_cli.cost.partition import Split, balanced
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.search import Found, SearchResult
 from megagraph_cli.cost.setting import Setting
-from megagraph_cli.cost.space import Pins, settings
+from megagraph_cli.cost.space import Pins
 
 COUNTS = 3
 """Numbers of micro-batches for each choice of degrees: the fewest, the most, and one between."""
@@ -27,7 +27,7 @@ def plans_to_run(predictor: Predictor, result: SearchResult, gpus: int, mem_byte
     chosen: dict[Plan, None] = {}
     for found in (result.best, *result.runners_up[: max(0, count // 8)]):
         chosen[_plan(found)] = None
-    drawn = _drawn(predictor, settings(predictor.workload, gpus, Pins()), mem_bytes)
+    drawn = _drawn(predictor, predictor.settings(gpus, Pins()), mem_bytes)
     for plan in drawn:
         if len(chosen) >= count:
             break
@@ -107,5 +107,6 @@ def _features(plan: Plan) -> list[object]:
         ("schedule", setting.schedule),
         ("recompute", setting.recompute),
         ("context", setting.context),
+        ("outer", setting.outer),
         ("split", split),
     ]

@@ -12,7 +12,7 @@ from megagraph_cli.cost.one_f_one_b import TOLERANCE
 from megagraph_cli.cost.partition import Choice
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.setting import Setting
-from megagraph_cli.cost.space import Pins, settings
+from megagraph_cli.cost.space import Pins
 from megagraph_cli.errors import EXIT_INFEASIBLE, MgraphError
 from megagraph_cli.units import MIB, ceil_mib
 
@@ -47,7 +47,7 @@ def search(predictor: Predictor, gpus: int, mem_bytes: int, pins: Pins, top: int
     (``minimum_bytes``), exit 4 where a term was never measured.
     """
     return search_candidates(
-        [candidate_of(predictor.tables(setting), pins.layers) for setting in settings(predictor.workload, gpus, pins)],
+        [candidate_of(predictor.tables(setting), pins.layers) for setting in predictor.settings(gpus, pins)],
         mem_bytes,
         predictor.overhead_bytes,
         top,

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megagraph_cli.artifacts.plan import Dims
 from megagraph_cli.cost.terms import Array
-from megagraph_cli.layout.dims import ParallelDims
+from megagraph_cli.layout.dims import AXES, ParallelDims
+from megagraph_cli.layout.placement import outer_first
 from megagraph_cli.layout.schedules import SCHEDULES
+
+
+class Ordered(Protocol):
+    """What plans and validated plans say alike."""
+
+    @property
+    def dims(self) -> Dims: ...
+
+    @property
+    def num_microbatches(self) -> int: ...
+
+    @property
+    def schedule(self) -> str: ...
+
+    @property
+    def recompute(self) -> str: ...
+
+    @property
+    def context(self) -> str: ...
+
+    @property
+    def mesh_order(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, order=True)
@@ -21,6 +47,19 @@ class Setting:
     schedule: str
     recompute: str = "none"
     context: str = "ring"
+    outer: int = 0
+    """Which of the axes is outermost, that is, crosses hosts where there are several."""
+
+    @property
+    def mesh_order(self) -> tuple[str, ...]:
+        return outer_first(self.outer)
+
+    @classmethod
+    def of(cls, plan: Ordered) -> Setting:
+        """A plan but for its split; of its mesh order only which axis is outermost."""
+        outer = AXES.index(plan.mesh_order[0])
+        dims = plan.dims.parallel()
+        return cls(dims, plan.num_microbatches, plan.schedule, plan.recompute, plan.context, outer)
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations ``stage`` holds at once."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.cost.setting import Setting
 from megagraph_cli.errors import MgraphError
-from megagraph_cli.layout.dims import ParallelDims, factorisations
+from megagraph_cli.layout.dims import AXES, ParallelDims, factorisations
 from megagraph_cli.layout.schedules import SCHEDULES
 
 MOST_GPUS = 4096
@@ -32,21 +32,21 @@ class Pins:
     layers: tuple[int, ...] | None = None
 
 
-def settings(workload: Workload, gpus: int, pins: Pins) -> list[Setting]:
-    """Every setting on ``gpus`` workers, in the order in which equal ones are preferred.
+def settings(workload: Workload, gpus: int, pins: Pins, hosts: int = 1) -> list[Setting]:
+    """Every setting on ``gpus`` workers of ``hosts``, in the order in which equal ones are preferred.
 
     Raises MgraphError (exit 2) for pins, or a number of workers, that no plan can have.
     """
     if not 1 <= gpus <= MOST_GPUS:
         raise MgraphError(f"--gpus {gpus} is out of range; plan for 1 to {MOST_GPUS} workers")
     _check_single_pins(workload, gpus, pins)
-    found = sorted(setting for dims in factorisations(gpus) for setting in _settings_of(workload, dims, pins))
+    found = sorted(setting for dims in factorisations(gpus) for setting in _settings_of(workload, dims, pins, hosts))
     if not found:
         raise _nothing(workload, gpus, pins)
     return found
 
 
-def _settings_of(workload: Workload, dims: ParallelDims, pins: Pins) -> Iterator[Setting]:
+def _settings_of(workload: Workload, dims: ParallelDims, pins: Pins, hosts: int) -> Iterator[Setting]:
     if not _dims_allowed(workload, dims, pins):
         return
     batch_size = workload.batch.batch_size
@@ -55,7 +55,15 @@ def _settings_of(workload: Workload, dims: ParallelDims, pins: Pins) -> Iterator
             if pins.schedule not in (None, name) or (dims.pp == 1 and name != "gpipe"):
                 continue
             if dims.dp * count <= batch_size and count >= schedule.min_microbatches(dims.pp):
-                yield from (Setting(dims, count, name, *way) for way in _ways(dims, pins))
+                for way in _ways(dims, pins):
+                    yield from (Setting(dims, count, name, *way, outer) for outer in _outermost(dims, hosts))
+
+
+def _outermost(dims: ParallelDims, hosts: int) -> list[int]:
+    """Axes that may cross hosts: each that has ranks to put there. On one host their order does not matter."""
+    if hosts == 1:
+        return [0]
+    return [index for index, axis in enumerate(AXES) if dims.degree(axis) > 1]
 
 
 def _ways(dims: ParallelDims, pins: Pins) -> Iterator[tuple[str, str]]:

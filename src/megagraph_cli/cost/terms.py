@@ -31,7 +31,7 @@ class Size:
 
     ``layers`` middle layers in a row (a number, or an array of them), ``microbatch`` sequences of ``rows`` rows on
     each of ``cp`` context ranks, ``parameters_bytes`` of weights (a number or an array). ``recompute`` and
-    ``context`` are how layers run, as in plan.json.
+    ``context`` are how layers run, as in plan.json; ``link`` is what connects the context ranks.
     """
 
     layers: Any = 0
@@ -41,6 +41,7 @@ class Size:
     parameters_bytes: Any = 0
     recompute: str = "none"
     context: str = "ring"
+    link: str = "host"
 
     @property
     def way(self) -> str:
@@ -58,19 +59,20 @@ class Size:
         return self.tokens * self.rows * self.cp
 
 
+def over(link: str, name: str) -> str:
+    """The name of what depends on a link: that of the network between hosts has a word more."""
+    return name if link == "host" else f"{name}_{link}"
+
+
 def _exchange(prefix: str, size: Size, layers: Any, context: str) -> Regressors:
     """What rows of other context ranks cost: joining, by number of other ranks, and by the rows that travel.
 
-    Nothing at cp = 1. A ring and an all-gather have coefficients of their own.
+    Nothing at cp = 1. A ring and an all-gather have coefficients of their own, and so has the network between hosts.
     """
     if size.cp == 1:
         return {}
-    hops = size.cp - 1
-    return {
-        f"{prefix}.{context}": layers,
-        f"{prefix}.{context}_hop": layers * hops,
-        f"{prefix}.{context}_rows": layers * hops * size.tokens,
-    }
+    hops, name = size.cp - 1, f"{prefix}.{over(size.link, context)}"
+    return {name: layers, f"{name}_hop": layers * hops, f"{name}_rows": layers * hops * size.tokens}
 
 
 def _stage_time(size: Size) -> Regressors:
@@ -305,11 +307,12 @@ def evaluate(terms: Mapping[str, Mapping[str, float]], quantity: str, regressors
     return total
 
 
-def profile_call(workload: Workload, device: str, sets: Sequence[str]) -> str:
+def profile_call(workload: Workload, device: str, sets: Sequence[str], hosts: int = 1) -> str:
     """The ``mgraph profile`` call for a workload, but for ``--gpus``; ``sets`` are its ``--set`` texts."""
     call = ["mgraph", "profile", "--dataset", workload.dataset.name]
     call += [word for text in sets for word in ("--set", text)]
-    return shlex.join([*call, "--device", device])
+    several = f" --nnodes {hosts} --node-rank I --rdzv-endpoint HOST:PORT" if hosts > 1 else ""
+    return shlex.join([*call, "--device", device]) + several
 
 
 def never_measured(what: str, remedy: str) -> MgraphError:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from megagraph_cli.artifacts.profile import ComputeSample, Recompute
+from megagraph_cli.artifacts.profile import ComputeSample, Link, Recompute
 from megagraph_cli.artifacts.profile import Context as ContextName
 from megagraph_cli.runtime.measure import RUNS, max_over_ranks, mean_over_ranks, timed
 from megagraph_cli.runtime.meters import metered
@@ -36,21 +36,23 @@ def ways(cp: int) -> list[Way]:
 
 
 def measure_modules(
-    context: Context, cp: int, group: dist.ProcessGroup | None, way: Way, sizes: Sizes
+    context: Context, cp: int, group: dist.ProcessGroup | None, way: Way, sizes: Sizes, link: Link = "host"
 ) -> list[ComputeSample]:
     """What ``way`` matters to, at one context degree: every module for the plain way, else layers.
+
+    Over the network layers alone: nothing else sends anything.
 
     Ranks without a ``group`` only take part in the gathering of results.
     """
     kinds: list[tuple[Module, int]] = [("layer", n) for n in sizes.layers]
     if way.context == "ring":
         kinds.append(("last_layer", 1))
-    if way == PLAIN:
+    if way == PLAIN and link == "host":
         kinds += [("input", 0), ("head", 0)]
     samples = []
     for kind, num_layers in kinds:
         probe = None if group is None else Probe(context, context_mesh(group), kind, num_layers, way)
-        subject = Subject(kind, num_layers, cp, way)
+        subject = Subject(kind, num_layers, cp, way, link)
         samples += [_measure(context, probe, subject, size) for size in sizes.microbatches]
     return samples
 
@@ -62,6 +64,7 @@ class Subject(NamedTuple):
     num_layers: int
     cp: int
     way: Way
+    link: Link
 
 
 def _measure(context: Context, probe: Probe | None, subject: Subject, size: int) -> ComputeSample:
@@ -84,6 +87,7 @@ def _measure(context: Context, probe: Probe | None, subject: Subject, size: int)
         microbatch_size=size,
         recompute=subject.way.recompute,
         context=subject.way.context,
+        link=subject.link,
         forward_s=statistics.median(passes[::2]),
         backward_s=statistics.median(passes[1::2]),
         memory=dict(zip(_MEMORY, memory, strict=True)),

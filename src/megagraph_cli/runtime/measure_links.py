@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from megagraph_cli.artifacts.profile import CommSample
+from megagraph_cli.artifacts.profile import CommSample, Link
 from megagraph_cli.runtime.measure import RUNS, max_over_ranks, timed
 
 _REPEATS = 5
 """Messages timed together: one alone is shorter than the clock and the scheduler are exact."""
+_LONG_S = 0.1
+"""A message that takes longer is timed alone: over a slow network the profile would take minutes."""
 _NANO = 1e-9
+Pair = tuple[int, int]
 
 
-def measure_p2p(device: torch.device, message_bytes: int) -> CommSample:
-    """One message between neighbours: half a round trip between ranks 0 and 1 while the others wait."""
+def measure_p2p(device: torch.device, message_bytes: int, pair: Pair | None, link: Link) -> CommSample:
+    """One message between neighbours: half a round trip of every pair of ranks at once while the others wait."""
     rank = dist.get_rank()
     message = torch.zeros(message_bytes // 4, dtype=torch.float32, device=device)
 
-    def round_trips() -> None:
-        for _ in range(_REPEATS):
-            if rank == 0:
-                dist.send(message, 1)
-                dist.recv(message, 1)
-            elif rank == 1:
-                dist.recv(message, 0)
-                dist.send(message, 0)
+    def round_trips(count: int) -> None:
+        if pair is None:
+            return
+        first, second = pair
+        for _ in range(count):
+            if rank == first:
+                dist.send(message, second)
+                dist.recv(message, second)
+            else:
+                dist.recv(message, first)
+                dist.send(message, first)
 
-    samples = _samples(round_trips, device, active=rank < 2, calls=2 * _REPEATS)
+    samples = _samples(round_trips, device, active=pair is not None, messages=2)
     return CommSample(
         op="p2p",
         axis="pp",
         group_size=2,
-        link="host",
+        link=link,
         message_bytes=message_bytes,
         time_s=statistics.median(samples),
         samples_s=samples,
@@ -42,34 +49,42 @@ def measure_p2p(device: torch.device, message_bytes: int) -> CommSample:
 
 
 def measure_all_reduce(
-    device: torch.device, group: dist.ProcessGroup, group_size: int, message_bytes: int
+    device: torch.device, group: dist.ProcessGroup | None, group_size: int, message_bytes: int, link: Link
 ) -> CommSample:
-    """One sum over the first ``group_size`` ranks while the others wait."""
-    active = dist.get_rank() < group_size
+    """One sum over every group of ``group_size`` ranks at once; ranks without a ``group`` wait."""
     message = torch.zeros(message_bytes // 4, dtype=torch.float32, device=device)
 
-    def reductions() -> None:
-        for _ in range(_REPEATS if active else 0):
+    def reductions(count: int) -> None:
+        for _ in range(count if group is not None else 0):
             dist.all_reduce(message, group=group)
 
-    samples = _samples(reductions, device, active=active, calls=_REPEATS)
+    samples = _samples(reductions, device, active=group is not None)
     return CommSample(
         op="all_reduce",
         axis="dp",
         group_size=group_size,
-        link="host",
+        link=link,
         message_bytes=message_bytes,
         time_s=statistics.median(samples),
         samples_s=samples,
     )
 
 
-def _samples(function: object, device: torch.device, *, active: bool, calls: int) -> list[float]:
-    """Seconds of one call in each of several runs, the slowest active rank's, after one run for warm-up."""
-    assert callable(function)
+def _samples(function: Callable[[int], None], device: torch.device, *, active: bool, messages: int = 1) -> list[float]:
+    """Seconds of one of the ``messages`` of a call in each of several runs, after one for warm-up.
+
+    The slowest active rank's; ``function`` is told how many calls to make.
+    """
+    dist.barrier()
+    (first,) = _slowest([timed(lambda: function(1), device)], device, active)
+    repeats = 1 if first > _LONG_S else _REPEATS
     taken = []
-    for _ in range(RUNS + 1):
+    for _ in range(RUNS):
         dist.barrier()
-        taken.append(timed(function, device) / calls)
-    nanoseconds = max_over_ranks([round(seconds / _NANO) for seconds in taken[1:]], device, active)
+        taken.append(timed(lambda: function(repeats), device) / (repeats * messages))
+    return _slowest(taken, device, active)
+
+
+def _slowest(taken: list[float], device: torch.device, active: bool) -> list[float]:
+    nanoseconds = max_over_ranks([round(seconds / _NANO) for seconds in taken], device, active)
     return [value * _NANO for value in nanoseconds]

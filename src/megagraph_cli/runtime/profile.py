@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from megagraph_cli.artifacts.profile import CommSample, ComputeSample, HostSample, Machine, Profile
+from megagraph_cli.artifacts.profile import CommSample, ComputeSample, HostSample, Link, Machine, Profile
 from megagraph_cli.graph.prepare import open_graph
 from megagraph_cli.graph.splits import make_split
 from megagraph_cli.parallel.mesh import COLLECTIVE_DEADLINE
+from megagraph_cli.runtime.grouping import Grouping
 from megagraph_cli.runtime.job import ProfileJob
 from megagraph_cli.runtime.measure import max_over_ranks
 from megagraph_cli.runtime.measure_compute import Sizes, largest_microbatch, measure_modules, measure_optimizer, ways
@@ -29,6 +30,8 @@ from megagraph_cli.runtime.meters import free_bytes, overhead_bytes
 from megagraph_cli.runtime.probes import PLAIN, Context, Way
 from megagraph_cli.runtime.setup import Worker, run_worker
 
+HOST: Link = "host"
+NETWORK: Link = "network"
 MESSAGE_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22)
 LAYER_S = {False: 0.2, True: 0.06}
 """About how long the largest micro-batch may take in one layer, by ``quick``."""
@@ -115,7 +118,7 @@ class Profiler:
         return bool(behind.item())
 
     def _choose_grid(self, alone: dist.ProcessGroup) -> Grid:
-        sharers = self.worker.world_size if self.worker.device.type == "cpu" else 1
+        sharers = self.grouping.per_host if self.worker.device.type == "cpu" else 1
         usable = MEMORY_SHARE * free_bytes(self.worker.device) / sharers
         layer_s = LAYER_S[self.job.quick]
         if self.job.budget_s is not None:
@@ -125,35 +128,42 @@ class Profiler:
         return Grid.of(workload.batch.batch_size, workload.model.num_layers, quick=self.job.quick, largest=largest)
 
     def _steps(self, grid: Grid, alone: dist.ProcessGroup) -> Iterator[tuple[str, Step]]:
-        for cp in range(1, self.worker.world_size + 1):
-            if cp > self.job.workload.batch.rows().sequence_rows:
-                break
-            group = alone if cp == 1 else self._group_of(cp)
-            for way in ways(cp):
-                what = f"modules with cp={cp}" + (f", {way.recompute} recompute, {way.context}" if way != PLAIN else "")
-                yield what, partial(self._modules, grid.sizes(way), cp, group, way)
+        for cp in range(1, min(self.worker.world_size, self.job.workload.batch.rows().sequence_rows) + 1):
+            for link in self.grouping.links(cp) if cp > 1 else (HOST,):
+                group = alone if cp == 1 else self._group_of(cp, link)
+                for way in ways(cp):
+                    named = [f"modules with cp={cp}"] + ["over the network"] * (link != HOST)
+                    named += [f"{way.recompute} recompute, {way.context}"] * (way != PLAIN)
+                    yield ", ".join(named), partial(self._modules, grid.sizes(way), cp, group, way, link)
         for layers in sorted({1, max(grid.layers), 4 * max(grid.layers)}):
             yield f"the optimizer of {layers} layers", partial(self._optimizer, alone, layers)
         for targets in grid.targets:
             yield f"batches of {targets} targets", partial(self._host, targets)
-        if self.worker.world_size > 1:
-            yield "messages between stages", partial(self._p2p, grid)
+        for link in self.grouping.links(2):
+            yield f"messages between stages, {link}", partial(self._p2p, grid, link)
         for size in range(2, self.worker.world_size + 1):
-            group = dist.new_group(list(range(size)), timeout=COLLECTIVE_DEADLINE)
-            yield f"sums over {size} ranks", partial(self._all_reduce, grid, size, group)
+            for link in self.grouping.links(size):
+                group = self._group_of(size, link, most=None if link == NETWORK else 1)
+                yield f"sums over {size} ranks, {link}", partial(self._all_reduce, grid, size, group, link)
 
-    def _group_of(self, cp: int) -> dist.ProcessGroup | None:
-        """This rank's group among as many groups of ``cp`` as fit; None where it is left over."""
+    @property
+    def grouping(self) -> Grouping:
+        return Grouping(self.worker.world_size, self.job.hosts)
+
+    def _group_of(self, degree: int, link: Link = HOST, most: int | None = None) -> dist.ProcessGroup | None:
+        """This rank's group among as many of that degree as fit (or ``most``); None where it is left over."""
         mine = None
-        for start in range(0, self.worker.world_size - cp + 1, cp):
-            ranks = list(range(start, start + cp))
+        groups = [[rank] for rank in range(self.worker.world_size)] if degree == 1 else None
+        for ranks in (groups or self.grouping.groups(degree, link))[:most]:
             group = dist.new_group(ranks, timeout=COLLECTIVE_DEADLINE)
             if self.worker.rank in ranks:
                 mine = group
         return mine
 
-    def _modules(self, sizes: Sizes, cp: int, group: dist.ProcessGroup | None, way: Way, *, hurried: bool) -> None:
-        self.compute += measure_modules(self.context, cp, group, way, fewer(sizes) if hurried else sizes)
+    def _modules(
+        self, sizes: Sizes, cp: int, group: dist.ProcessGroup | None, way: Way, link: Link, *, hurried: bool
+    ) -> None:
+        self.compute += measure_modules(self.context, cp, group, way, fewer(sizes) if hurried else sizes, link)
 
     def _optimizer(self, alone: dist.ProcessGroup, layers: int, *, hurried: bool) -> None:  # noqa: ARG002
         self.compute.append(measure_optimizer(self.context, alone, layers))
@@ -161,11 +171,15 @@ class Profiler:
     def _host(self, targets: int, *, hurried: bool) -> None:  # noqa: ARG002
         self.host += measure_host(self.context, targets)
 
-    def _p2p(self, grid: Grid, *, hurried: bool) -> None:  # noqa: ARG002
-        self.comm += [measure_p2p(self.worker.device, size) for size in grid.messages]
+    def _p2p(self, grid: Grid, link: Link, *, hurried: bool) -> None:
+        pairs = self.grouping.groups(2, link)[: None if link == NETWORK else 1]
+        pair = next(((first, second) for first, second in pairs if self.worker.rank in (first, second)), None)
+        sizes = grid.messages[::2] if hurried else grid.messages
+        self.comm += [measure_p2p(self.worker.device, size, pair, link) for size in sizes]
 
-    def _all_reduce(self, grid: Grid, size: int, group: dist.ProcessGroup, *, hurried: bool) -> None:  # noqa: ARG002
-        self.comm += [measure_all_reduce(self.worker.device, group, size, message) for message in grid.messages]
+    def _all_reduce(self, grid: Grid, size: int, group: dist.ProcessGroup | None, link: Link, *, hurried: bool) -> None:
+        sizes = grid.messages[::2] if hurried else grid.messages
+        self.comm += [measure_all_reduce(self.worker.device, group, size, message, link) for message in sizes]
 
     def _tell(self, done: int, total: int, what: str) -> None:
         if self.worker.rank == 0:
@@ -193,10 +207,10 @@ def main(worker: Worker, values: dict[str, Any]) -> None:
         Profile(
             workload=job.workload,
             machine=Machine(
-                hosts=1,
+                hosts=job.hosts,
                 device=job.device,
                 num_devices=worker.world_size,
-                memory_bytes=_per_worker(free, overhead, worker),
+                memory_bytes=_per_worker(free, overhead, worker, job.hosts),
                 overhead_bytes=overhead,
                 backend=dist.get_backend(),
                 torch=torch.__version__,
@@ -207,11 +221,11 @@ def main(worker: Worker, values: dict[str, Any]) -> None:
         ).save(job.out)
 
 
-def _per_worker(free: int, overhead: int, worker: Worker) -> int:
+def _per_worker(free: int, overhead: int, worker: Worker, hosts: int) -> int:
     """What one worker may take in all: on a CPU an equal share of the host's free memory."""
     if worker.device.type == "cuda":
         return free + overhead
-    return free // worker.world_size + overhead
+    return free // (worker.world_size // hosts) + overhead
 
 
 if __name__ == "__main__":

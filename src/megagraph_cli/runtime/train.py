@@ -79,8 +79,7 @@ class Trainer:
         self._last_read_s = 0.0
 
     @cached_property
-    def _files(self) -> HostFiles:
-        """First asked for by all ranks together."""
+    def _files(self) -> HostFiles:  # first asked for by all ranks together
         return HostFiles.of(self.job.hosts)
 
     @property
@@ -300,8 +299,7 @@ class Trainer:
     def resume(self) -> None:
         """Go on from the last whole checkpoint, whichever plan wrote it."""
         known = whole_checkpoints(self.job.run_dir)
-        last = self._files.agreed(known[-1].name if known else None)
-        if last is not None:
+        if last := self._files.agreed(known[-1].name if known else ""):
             with self._files.here(self.job.run_dir / "checkpoints" / last) as folder:
                 self.state = load_state(folder, self.state.workload_digest)
                 load_tensors(folder, self.step, optimizer=True)
@@ -313,7 +311,7 @@ class Trainer:
 
 def make_trainer(worker: Worker, job: TrainJob, plan: Plan, mesh: Mesh | None = None) -> Trainer:
     """Mesh (unless one is given), graph, stage and trainer of this rank."""
-    mesh = mesh or _mesh_of(plan, worker, job.hosts)
+    mesh = mesh or build_mesh(plan.dims.parallel(), plan.mesh_order, worker.device.type, job.hosts)
     worker.place = mesh.place
     graph = open_graph(job.graph_path)
     workload = plan.workload.model_copy(update={"graph": job.graph})
@@ -330,12 +328,6 @@ def make_trainer(worker: Worker, job: TrainJob, plan: Plan, mesh: Mesh | None = 
     )
     parts.builder.warm_up()
     return Trainer(job, plan, graph, parts, worker.rank)
-
-
-def _mesh_of(plan: Plan, worker: Worker, hosts: int) -> Mesh:
-    mesh = build_mesh(plan.dims.parallel(), plan.mesh_order, worker.device.type, hosts)
-    worker.place = mesh.place
-    return mesh
 
 
 def main(worker: Worker, values: dict[str, Any]) -> None:
