@@ -5,15 +5,7 @@ Legend: B sequences, R rows, C columns, H heads, E head dim, M channels, G token
 
 from __future__ import annotations
 
-import fcntl
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,41 +15,13 @@ from torch.nn import functional
 from megagraph_cli.model import kernels, tiles
 from megagraph_cli.model.block import BiasWeights, Block, BlockGrads, statistics_dtype
 from megagraph_cli.model.drop import Drop, sequence_keys
+from megagraph_cli.model.threads import run
 
 _LANES = 8
 _PAIRS_PER_THREAD = 16384
 """(row, column) pairs below which another thread costs more than it saves: some 0.3 ms of work."""
 
 _NUMBERS_PER_THREAD = 200_000
-
-
-_loaded: set[tuple[str, torch.dtype]] = set()
-"""Kernels that this process has loaded, by name and dtype."""
-
-
-@contextmanager
-def _one_compiler(name: str, dtype: torch.dtype) -> Iterator[None]:
-    """Around the calls of a kernel: the first one of a host's workers compiles it, the others load what it left."""
-    if (name, dtype) in _loaded:
-        yield
-        return
-    with (Path(tempfile.gettempdir()) / f"mgraph-kernels-{os.getuid()}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    _loaded.add((name, dtype))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="attention")
-
-
-def run_parts(work: Callable[[int], None], parts: int) -> None:
-    """``work(0)`` to ``work(parts - 1)`` side by side, the first one here; the kernels release the GIL."""
-    others = [_pool(parts - 1).submit(work, part) for part in range(1, parts)] if parts > 1 else []
-    work(0)
-    for other in others:
-        other.result()
 
 
 def cut(size: int, parts: int) -> list[tuple[int, int]]:
@@ -69,7 +33,6 @@ def cut(size: int, parts: int) -> list[tuple[int, int]]:
 def drop_rows(x_BRD: Tensor, drop: Drop, residual: Tensor | None) -> Tensor:
     """residual + x with some of its elements dropped and the others scaled; D is a multiple of eight."""
     batch, rows, size = x_BRD.shape
-    scalar = np.float64 if x_BRD.dtype == torch.float64 else np.float32
     out = torch.empty(x_BRD.shape, dtype=x_BRD.dtype)
     x = x_BRD.contiguous()
     added = None if residual is None else residual.contiguous()
@@ -77,12 +40,7 @@ def drop_rows(x_BRD: Tensor, drop: Drop, residual: Tensor | None) -> Tensor:
     addresses = (x.data_ptr(), 0 if added is None else added.data_ptr(), out.data_ptr(), keys.ctypes.data)
     shape = (rows, size, drop.first_row, drop.dropped - 2**31)
     parts = cut(batch, max(1, min(torch.get_num_threads(), x.numel() // _NUMBERS_PER_THREAD)))
-
-    def work(part: int) -> None:
-        kernels.drop_rows(scalar(0), *addresses, *parts[part], *shape, scalar(drop.kept))
-
-    with _one_compiler("drop", x_BRD.dtype):
-        run_parts(work, len(parts))
+    run("drop_rows", x_BRD.dtype, drop.kept, (*addresses, *shape), parts, len(parts))
     return out
 
 
@@ -94,8 +52,7 @@ class CompiledKernel:
         call = _Call(q, k, v, block, weights)
         out, lse = call.new(call.batch, call.rows, call.head_dim), call.new(call.batch, call.rows)
         frame = call.frame(out=out, lse=lse, delta=torch.empty_like(lse))
-        with _one_compiler("forward", call.dtype):
-            run_parts(lambda part: kernels.forward(call.zero, frame, call.kept, *call.parts[part]), len(call.parts))
+        run("forward", call.dtype, call.kept, frame, call.parts, len(call.parts))
         return call.outside(out), call.outside(lse)
 
     def backward(
@@ -119,13 +76,12 @@ class CompiledKernel:
         grad_kv = call.new(copies, 2, call.batch, call.columns, call.head_dim).zero_()
         channel, token = call.learned(parts)
 
-        def work(part: int) -> None:
-            mine = grad_kv[part % copies]
-            into = (mine[0], mine[1], channel[part], token[part])
-            kernels.backward(call.zero, frame, call.kept, *call.parts[part], *map(Tensor.data_ptr, into))
-
-        with _one_compiler("backward", call.dtype):
-            run_parts(work, parts)
+        pieces = []
+        for number, part in enumerate(call.parts):
+            mine = grad_kv[number % copies]
+            into = (mine[0], mine[1], channel[number], token[number])
+            pieces.append((*part, *map(Tensor.data_ptr, into)))
+        run("backward", call.dtype, call.kept, frame, pieces, parts)
         grad_k, grad_v = grad_kv[0] if copies == 1 else grad_kv.sum(0)
         return BlockGrads(
             q=call.outside(grad_q),
@@ -145,9 +101,7 @@ class _Call:
         self.columns = k.shape[2]
         self.dtype = statistics_dtype(q.dtype)
         self.lanes = -(-self.heads // _LANES) * _LANES
-        scalar = np.float64 if self.dtype == torch.float64 else np.float32
-        self.zero = scalar(0)
-        self.kept = scalar(block.drop.kept if block.drop else 1)
+        self.kept = block.drop.kept if block.drop else 1.0
         self._q, self._k, self._v = self.inside(q), self.inside(k), self.inside(v)
         self._block = block
         self._features = block.features.to(self.dtype).movedim(0, -1)
