@@ -77,23 +77,23 @@ def _backward(zero, call):
         if part >= _int(call, 1):
             return
         own = call + _BYTES * (HEADER + FRAME + 8 * part)
-        sequences = _int(own, 0), _int(own, 1)
-        rows = _int(own, 2), _int(own, 3)
-        into = _int(own, 4), _int(own, 5), _int(own, 6), _int(own, 7)
-        kernels.backward(zero, frame, kept, *sequences, *rows, *into)
+        to_k, to_v, channel, token = _int(own, 4), _int(own, 5), _int(own, 6), _int(own, 7)
+        first, last, row_first, row_last = _int(own, 0), _int(own, 1), _int(own, 2), _int(own, 3)
+        kernels.backward(zero, frame, kept, first, last, row_first, row_last, to_k, to_v, channel, token)
 
 
 @njit(nogil=True)
 def _drop_rows(zero, call):
     kept, base = simd.read(zero, call + 2 * _BYTES), call + _BYTES * HEADER
-    tensors = _int(base, 0), _int(base, 1), _int(base, 2), _int(base, 3)
+    x, residual, out, keys = _int(base, 0), _int(base, 1), _int(base, 2), _int(base, 3)
+    rows, size, first_row, least = _int(base, 4), _int(base, 5), _int(base, 6), _int(base, 7)
     for _ in range(_int(call, 1)):
         part = _ticket(call)
         if part >= _int(call, 1):
             return
         own = call + _BYTES * (HEADER + 8 + 2 * part)
-        shape = _int(base, 4), _int(base, 5), _int(base, 6), _int(base, 7)
-        kernels.drop_rows(zero, *tensors, _int(own, 0), _int(own, 1), *shape, kept)
+        first, last = _int(own, 0), _int(own, 1)
+        kernels.drop_rows(zero, x, residual, out, keys, first, last, rows, size, first_row, least, kept)
 
 
 def _forward_float32(call):

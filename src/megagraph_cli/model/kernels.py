@@ -165,7 +165,7 @@ def _finish(zero, f, b, g, r, kept, empty):
     simd.store(f.lse + place, simd.mul(lse, simd.spread(zero, _LN2)))
 
 
-@njit(nogil=True)
+@njit(nogil=True, inline="always")
 def forward(zero, f, kept, first, last, row_first, row_last):
     """Outputs and log-sum-exp (natural) of rows [row_first, row_last) of sequences [first, last).
 
@@ -200,7 +200,7 @@ def forward(zero, f, kept, first, last, row_first, row_last):
                 _finish(zero, f, b, g, r, kept, count == 0)
 
 
-@njit(nogil=True)
+@njit(nogil=True, inline="always")
 def backward(zero, f, kept, first, last, row_first, row_last, grad_k, grad_v, grad_channel, grad_token):
     """Gradients of rows [row_first, row_last) of sequences [first, last), from final lse and delta.
 
@@ -268,7 +268,7 @@ def backward(zero, f, kept, first, last, row_first, row_last, grad_k, grad_v, gr
                         simd.store(at + e * heads, simd.splat(zero))
 
 
-@njit(nogil=True)
+@njit(nogil=True, inline="always")
 def drop_rows(zero, x, residual, out, keys, first, last, rows, size, first_row, least, kept):
     """out = residual + x where kept times ``kept``, over [B, R, D] contiguous, for sequences [first, last).
 
