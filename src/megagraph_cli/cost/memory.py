@@ -120,7 +120,9 @@ def stage_bytes(
     saved = sum(saved_of.values(), start=np.zeros_like(middle))
     forward = _most_held(saved_of, {part: value("forward_transient_bytes", part) for part in parts})
     backward = _most_held(saved_of, {part: value("backward_transient_bytes", part) for part in parts})
-    optimizer = part_regressors("optimizer_transient_bytes", "optimizer", Size(parameters_bytes=parameters))
+    # The table's rows are updated by themselves, from copies of the touched ones alone.
+    dense = np.asarray(parameters) - table
+    optimizer = part_regressors("optimizer_transient_bytes", "optimizer", Size(parameters_bytes=dense))
     step = np.asarray(evaluate(terms, "optimizer_transient_bytes", optimizer, remedy=remedy), dtype=float)
     return RoleMemory(
         standing={
