@@ -37,8 +37,9 @@ lint: setup
 check: lint
 	$(BIN)/python -m pytest -m "not slow and not ranks"
 
+# All plans in both number types, two files of them side by side.
 parity: setup
-	$(BIN)/python -m pytest tests/parity
+	MGRAPH_PARITY=all $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/parity
 
 # make bench lists the benchmarks, make bench BENCH=accuracy runs one.
 bench: setup

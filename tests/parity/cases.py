@@ -46,8 +46,8 @@ def recipe(
         dataset=DatasetSection(name=dataset, split="random:0.6,0.2,0.2"),
         model=ModelSection(
             num_layers=LAYERS,
-            num_heads=2,
-            hidden_dim=8,
+            num_heads=8,
+            hidden_dim=16,
             ffn_dim=12,
             dropout=dropout,
             attention_dropout=dropout,

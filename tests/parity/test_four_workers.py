@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from tests.parity.runner import Outcome
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 60)]
 
 
-@pytest.mark.parametrize("size", [4])
+@pytest.mark.parametrize("dtype", list(STEP_TOLERANCE))
 def test_every_plan_trains_the_same_model(
-    size: int, graph_path: Path, dataset: str, reference: dict[str, Outcome]
+    dtype: str, graph_path: Path, dataset: str, reference: dict[str, Outcome]
 ) -> None:
-    cases = [Case(order, dtype) for order in orders(size) for dtype in STEP_TOLERANCE]
-    found = all_complaints(cases, run(size, graph_path, dataset, cases), reference)
+    if dtype == "float32" and os.environ.get("MGRAPH_PARITY") != "all":
+        pytest.skip("minutes that show little beside float64: make parity runs it")
+    cases = [Case(order, dtype) for order in orders(4)]
+    found = all_complaints(cases, run(4, graph_path, dataset, cases), reference)
     assert not found, "\n".join(found)
