@@ -39,6 +39,22 @@ def test_a_reader_that_is_gone_changes_nothing(name: str, stream: str) -> None:
     assert not done.stderr
 
 
+def test_a_table_for_a_reader_that_is_gone_changes_nothing() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    program = """
+from megagraph_cli.console import Screen
+for _ in range(2):
+    Screen.stderr().table("title", ["a", "b"], [["1", "2"]])
+print("done")
+"""
+    try:
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=write, check=False)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stdout) == (0, b"done\n")
+
+
 @pytest.mark.parametrize(("name", "stream"), [("print_line", "stdout"), ("print_error", "stderr")])
 def test_a_stream_that_was_never_open_changes_nothing(
     name: str, stream: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

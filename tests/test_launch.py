@@ -71,14 +71,20 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def test_workers_that_end_well_are_no_failure(spec: Callable[..., Launch], tmp_path: Path) -> None:
+def test_workers_that_end_well_are_no_failure(
+    spec: Callable[..., Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     polls: list[int] = []
     made = spec("succeed")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     assert launch(Launch(**(vars(made) | {"on_poll": lambda: polls.append(1)}))) == Outcome()
     assert polls
     assert_all_gone(tmp_path)
     assert int((tmp_path / "marks/threads-1").read_text()) == launching.threads_per_worker(2)
     assert (tmp_path / "logs" / "launcher.log").exists()
+    assert list(scratch.iterdir()) == []
 
 
 def test_an_exception_names_its_rank_place_and_log(spec: Callable[..., Launch], tmp_path: Path) -> None:

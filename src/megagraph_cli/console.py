@@ -34,6 +34,16 @@ class _RichBar:
         self.progress.update(self.task, completed=done, total=total, description=None if what is None else escape(what))
 
 
+class _Console(Console):
+    """A console whose reader may go away (``2>&1 | head``): what is printed then goes nowhere."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+
+
 @dataclass(frozen=True)
 class Screen:
     """Where a command shows what it does. Progress is quiet where stderr is no terminal; tables never are."""
@@ -43,7 +53,7 @@ class Screen:
     @classmethod
     def stderr(cls) -> Screen:
         """The screen of the command line."""
-        return cls(Console(stderr=True, highlight=False, soft_wrap=True))
+        return cls(_Console(stderr=True, highlight=False, soft_wrap=True))
 
     def note(self, text: str) -> None:
         """One plain line."""

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -141,9 +142,16 @@ def _attempt(spec: Launch) -> Outcome:
     clear_failures(spec.log_dir)
     mark = uuid.uuid4().hex
     # Entered before anything starts: a signal that comes while torchrun starts must not leave it behind.
-    with _counted_signals() as signals, (spec.log_dir / LAUNCHER_LOG).open("wb") as log:
+    # torchrun makes a folder for logs that it does not write here, and would leave it where temporary files go.
+    with (
+        _counted_signals() as signals,
+        (spec.log_dir / LAUNCHER_LOG).open("wb") as log,
+        tempfile.TemporaryDirectory(prefix="mgraph-torchrun-", ignore_cleanup_errors=True) as scratch,
+    ):
+        command = torchrun_command(spec.worker_module, spec.job_path, spec.num_workers, on_free_port(spec.crew.hosts))
+        command.insert(command.index("-m", 3), f"--log-dir={scratch}")
         process = subprocess.Popen(
-            torchrun_command(spec.worker_module, spec.job_path, spec.num_workers, on_free_port(spec.crew.hosts)),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

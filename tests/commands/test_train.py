@@ -23,6 +23,7 @@ from megagraph_cli.commands.workloads import Folders
 from megagraph_cli.console import Screen
 from megagraph_cli.errors import EXIT_STALE, EXIT_USAGE, EXIT_WORKER, MgraphError
 from megagraph_cli.failures import WorkerFailed
+from megagraph_cli.hosts.address import Hosts
 from tests.artifacts import examples
 
 TESTS = Path(__file__).parents[1]
@@ -229,6 +230,27 @@ def test_a_resume_with_another_workload_exits_4(resumable: TrainRequest) -> None
 
 def test_what_is_no_run_cannot_be_resumed(request_in: TrainRequest) -> None:
     expect_failure(replace(request_in, resume=Path("nowhere")), EXIT_USAGE, "no run directory")
+    before = set(Path().iterdir())  # a plan.json alone makes no run
+    expect_failure(replace(request_in, resume=Path()), EXIT_USAGE, "no run directory")
+    assert set(Path().iterdir()) == before
+
+
+def test_what_force_passes_is_said(request_in: TrainRequest) -> None:
+    plan = examples.plan().save(Path("plan.json"))
+    assert orders.check(request_in).warnings == ()
+    (said,) = orders.check(replace(request_in, dataset="cora", force=True)).warnings
+    assert "'demo', not 'cora'" in said
+    assert said.endswith("--force trains what the plan says")
+    values = plan.model_dump(mode="json", by_alias=True)
+    values["num_microbatches"] += 1
+    Path("plan.json").write_text(json.dumps(values), encoding="utf-8")
+    (said,) = orders.check(replace(request_in, force=True)).warnings
+    assert "was changed after it was written" in said
+
+
+def test_restarts_on_several_hosts_are_refused_before_hosts_wait(request_in: TrainRequest) -> None:
+    hosts = Hosts.of(2, 0, "127.0.0.1:1")
+    expect_failure(replace(request_in, max_restarts=1, hosts=hosts), EXIT_USAGE, "one host")
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,12 @@ def test_a_run_without_steps_or_forecast_has_nulls(tmp_path: Path) -> None:
     run = written(tmp_path, RankMeter(0, Place(0, 0, 0)), state, forecast=False)
     assert run.predicted is None
     assert (run.measured.step_s, run.measured.peak_bytes, run.data_stall_s) == (None, None, None)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_launch_without_a_step_keeps_what_was_measured_before(tmp_path: Path) -> None:
+    state = TrainState(workload_digest="", sampling_weights=[0.25] * 4)
+    meter = RankMeter(0, Place(0, 0, 0), step_s=[9.0, 9.0, 9.0, 0.5], stall_s=2.0, peak_bytes=2000)
+    before = written(tmp_path, meter, state, forecast=True)
+    after = written(tmp_path, RankMeter(0, Place(0, 0, 0)), state, forecast=True)
+    assert (after.measured, after.ranks, after.data_stall_s) == (before.measured, before.ranks, 0.5)

@@ -67,12 +67,12 @@ def check_workers(device: Device, num_workers: int, hosts: Hosts = ALONE) -> int
     return here
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, flag: str = "--out") -> None:
     """That ``path`` can be written later, before minutes are spent on what goes there. Raises MgraphError (exit 2)."""
     folder = path.parent
     if path.is_dir():
-        raise MgraphError(f"{path} is a folder; name a file with --out")
+        raise MgraphError(f"{path} is a folder; name a file with {flag}")
     if not folder.is_dir():
-        raise MgraphError(f"{path} cannot be written: there is no folder {folder}; make it or name another with --out")
+        raise MgraphError(f"{path} cannot be written: there is no folder {folder}; make it or name another with {flag}")
     if not os.access(folder, os.W_OK):
-        raise MgraphError(f"{path} cannot be written (permission denied); give a writable place with --out")
+        raise MgraphError(f"{path} cannot be written (permission denied); give a writable place with {flag}")

@@ -55,7 +55,8 @@ class TrainRequest:
 class CheckedRequest:
     """A checked request: the plan as it will be trained (from ``source``, ``changed`` or not) and on which device.
 
-    ``overrides`` are all changes of the recipe since the plan was made, those of the resumed run included.
+    ``overrides`` are all changes of the recipe since the plan was made, those of the resumed run included;
+    ``warnings`` say what ``--force`` passed.
     """
 
     plan: Plan
@@ -63,6 +64,7 @@ class CheckedRequest:
     changed: bool
     device: Device
     overrides: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
     def told(self) -> dict[str, Any]:
         """What other hosts need of it, as plain JSON values: they have no plan of their own."""
@@ -83,14 +85,13 @@ class CheckedRequest:
 def check(request: TrainRequest) -> CheckedRequest:
     """What a request comes to. Raises MgraphError: bad usage or plan (2), plan and request disagree (4)."""
     if request.trace is not None:
-        check_writable(request.trace)
+        check_writable(request.trace, "--trace")
     if request.resume is not None:
         rundir.planned(request.run_dir, request.resume, "")
     source = _plan_path(request)
     plan = Plan.load(source, force=request.force)
     _check_hosts(request, plan, source)
-    if not request.force:
-        recipes.check_matches(plan.workload, source, dataset=request.dataset, recipe=request.recipe, sets=())
+    passed = _check_matches(request, plan, source)
     new = _overrides(request)
     earlier = rundir.overrides_of(request.resume) if request.resume is not None else {}
     workload = plan.workload
@@ -104,12 +105,15 @@ def check(request: TrainRequest) -> CheckedRequest:
     check_workers(device, plan.gpus, request.hosts)
     # A forecast needs a right digest, and so does a plan that has one: --force passed whatever else there is.
     forced = (plan.predicted is not None or plan.digest is not None) and not plan.digest_matches()
+    if forced:
+        passed.append(f"{source} was changed after it was written; its forecast may be another plan's")
     return CheckedRequest(
         plan=plan.model_copy(update={"workload": workload}),
         source=source,
         changed=workload != plan.workload or forced,
         device=device,
         overrides=earlier | new,
+        warnings=tuple(passed),
     )
 
 
@@ -120,8 +124,24 @@ def _check_hosts(request: TrainRequest, plan: Plan, source: Path) -> None:
             f"{source} is for {plan.hosts} hosts but this call has {request.hosts.count}; run it on each with "
             f"--nnodes {plan.hosts} --node-rank I --rdzv-endpoint HOST:PORT, or search again"
         )
+
+
+def check_restarts(request: TrainRequest) -> None:
+    """Before hosts wait for each other. Raises MgraphError (exit 2)."""
     if request.max_restarts and request.hosts.count > 1:
         raise MgraphError("--max-restarts works on one host; leave it out, and use --resume after a failure")
+
+
+def _check_matches(request: TrainRequest, plan: Plan, source: Path) -> list[str]:
+    """That the plan is for what the call names; what ``force`` passes is said instead: the plan decides."""
+    try:
+        recipes.check_matches(plan.workload, source, dataset=request.dataset, recipe=request.recipe, sets=())
+    except MgraphError as error:
+        if not request.force or error.exit_code != EXIT_STALE:
+            raise
+        differs = error.message.split(";")[0]
+        return [f"{differs}; --force trains what the plan says"]
+    return []
 
 
 def check_graph(workload: Workload, graph: Graph, source: Path, *, force: bool) -> None:

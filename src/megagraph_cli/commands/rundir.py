@@ -37,8 +37,9 @@ def planned(asked: Path | None, resume: Path | None, dataset: str) -> Path:
     if resume is not None:
         if asked is not None and asked.resolve() != resume.resolve():
             raise MgraphError("--resume goes on in its own directory; leave --run-dir out")
-        if not (resume / PLAN).is_file():
-            raise MgraphError(f"{resume} is no run directory (it has no {PLAN}); name one that mgraph train made")
+        for name in (PLAN, JOB):
+            if not (resume / name).is_file():
+                raise MgraphError(f"{resume} is no run directory (it has no {name}); name one that mgraph train made")
         return resume
     if asked is not None:
         if asked.exists() and (not asked.is_dir() or any(asked.iterdir())):

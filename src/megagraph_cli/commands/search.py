@@ -87,9 +87,9 @@ def write(request: SearchRequest, out: Path, *, report: Path | None, trace: Path
 
     Raises what ``run`` does; a place that cannot be written is told first (exit 2).
     """
-    for path in (out, report, trace):
+    for path, flag in ((out, "--out"), (report, "--report"), (trace, "--trace")):
         if path is not None:
-            check_writable(path)
+            check_writable(path, flag)
     searched = find(request)
     if report is not None:
         from megagraph_cli.commands.report import page

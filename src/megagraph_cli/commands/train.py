@@ -30,9 +30,12 @@ def run(request: TrainRequest, screen: Screen) -> tuple[Run, Path]:
     Raises MgraphError: bad input (2), plan, dataset or device that do not agree (4), a worker that failed (5, with
     run.json saying which and why), a signal (130, with a checkpoint).
     """
+    orders.check_restarts(request)
     with joined(request.hosts, "train") as crew:
         crew.agree_on_flags([request.max_steps, str(request.resume), str(request.trace)])
         order = _order(request, crew)
+        for warning in order.warnings:
+            screen.warn(warning)
         _warn_of_links(order, crew, screen)
         dataset = order.plan.workload.dataset
         graph, split = prepare(dataset, request.folders, screen)

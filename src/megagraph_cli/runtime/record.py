@@ -14,6 +14,7 @@ import torch.distributed as dist
 from megagraph_cli.artifacts.base import reference_to
 from megagraph_cli.artifacts.plan import BriefForecast, Plan
 from megagraph_cli.artifacts.run import Failure, Measured, RankRecord, Run
+from megagraph_cli.errors import MgraphError
 from megagraph_cli.layout.dims import Place
 from megagraph_cli.runtime.checkpoint import TrainState
 
@@ -96,7 +97,7 @@ def write_run(
     steps = [record.step_s for record in ranks if record.step_s is not None]
     peaks = [record.peak_bytes for record in ranks if record.peak_bytes is not None]
     predicted = plan.predicted
-    Run(
+    run = Run(
         inputs=[reference_to(run_dir / "plan.json")],
         status=status,
         rng_seed=plan.workload.train.rng_seed,
@@ -108,4 +109,17 @@ def write_run(
         predicted=BriefForecast(step_s=predicted.step_s, peak_bytes=predicted.peak_bytes) if predicted else None,
         measured=Measured(step_s=max(steps) if steps else None, peak_bytes=max(peaks) if peaks else None),
         restarts=list(restarts),
-    ).save(run_dir / "run.json")
+    )
+    if not meter.step_s:
+        run = _with_earlier_measurements(run, run_dir)
+    run.save(run_dir / "run.json")
+
+
+def _with_earlier_measurements(run: Run, run_dir: Path) -> Run:
+    """A launch that found no step left to take measured nothing: what the one before it measured stands."""
+    try:
+        earlier = Run.load(run_dir / "run.json", force=True)
+    except MgraphError:  # there is none, or it is damaged
+        return run
+    kept = {"ranks": earlier.ranks, "measured": earlier.measured, "data_stall_s": earlier.data_stall_s}
+    return run.model_copy(update=kept)
