@@ -25,7 +25,6 @@ def fail(rank: int, exception: str, message: str, **fields: object) -> None:
     log_dir = Path(os.environ["MGRAPH_LOG_DIR"])
     (log_dir / f"rank-{rank}.log").write_text(message)
     (log_dir / f"failure-rank-{rank}.json").write_text(json.dumps(failure | fields))
-    sys.exit(1)
 
 
 def wait_for(path: Path) -> None:
@@ -43,12 +42,16 @@ def main() -> None:
         return
     if what == "raise" and rank == 1:
         fail(1, "ValueError", "the second rank is broken\nand a second line", exit_code=job.get("exit_code"))
+        sys.exit(1)
     if what == "echo":
         # Rank 0 fails first but only because it lost its peer; rank 1 has the cause.
         if rank == 0:
             fail(0, "RuntimeError", "connection closed by peer", collective=True)
+            wait_for(folder.parent / "logs" / "failure-rank-1.json")  # torchrun would end rank 1 before it told
+            sys.exit(1)
         wait_for(folder.parent / "logs" / "failure-rank-0.json")
         fail(1, "ValueError", "the cause")
+        sys.exit(1)
     if what == "exit" and rank == 1:
         os._exit(7)
     if what == "stubborn":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.cost.fitting import fit
@@ -18,9 +19,14 @@ _SCALE = {
 }
 
 
+@cache
+def _fitted(num_layers: int, batch_size: int) -> CostModel:
+    return fit(planted.profile(gpus=4, work=planted.workload(num_layers, batch_size)))
+
+
 def random_cost_model(rng: random.Random, num_layers: int, batch_size: int) -> CostModel:
     """A cost model with the terms of a real fit and random values in them."""
-    fitted = fit(planted.profile(gpus=4, work=planted.workload(num_layers, batch_size)))
+    fitted = _fitted(num_layers, batch_size)
     terms = {quantity: dict(values) for quantity, values in fitted.terms.items()}
     for quantity, values in terms.items():
         for name in values:

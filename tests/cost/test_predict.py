@@ -16,11 +16,12 @@ from megagraph_cli.cost.setting import Setting
 from megagraph_cli.layout.dims import ParallelDims
 from megagraph_cli.layout.schedules import SCHEDULES
 from tests.cost import planted
+from tests.cost.fitted import planted_model
 
 
 @pytest.fixture(scope="module")
 def predictor() -> Predictor:
-    return Predictor(fit(planted.profile()), planted.workload(12, 256))
+    return Predictor(planted_model(), planted.workload(12, 256))
 
 
 def test_weights_gradients_and_moments_are_exact(predictor: Predictor) -> None:
@@ -138,7 +139,7 @@ def test_a_starved_step_waits_for_its_batch() -> None:
 @settings(max_examples=40, deadline=None)
 @given(pp=st.integers(1, 6), cp=st.integers(1, 4), count=st.sampled_from([6, 8, 12]), one=st.booleans())
 def test_every_table_grows_with_layers(pp: int, cp: int, count: int, one: bool) -> None:
-    predictor = Predictor(fit(planted.profile()), planted.workload(12, 256))
+    predictor = Predictor(planted_model(), planted.workload(12, 256))
     schedule = "1f1b" if one and pp > 1 else "gpipe"
     tables = predictor.tables(Setting(ParallelDims(pp, 1, cp), count, schedule))
     for group in (tables.forward_s, tables.backward_s, tables.tail_s, tables.peak_bytes, tables.need_bytes):
@@ -151,7 +152,7 @@ def test_every_table_grows_with_layers(pp: int, cp: int, count: int, one: bool) 
 @settings(max_examples=40, deadline=None)
 @given(held=st.integers(1, 10), count=st.sampled_from([4, 8]), batch=st.sampled_from([64, 128, 256]))
 def test_larger_batches_take_longer_and_more(held: int, count: int, batch: int) -> None:
-    model = fit(planted.profile())
+    model = planted_model()
     setting = Setting(ParallelDims(2, 1, 1), count, "1f1b")
     small = Predictor(model, planted.workload(12, batch)).forecast(setting, (held, 12 - held))
     large = Predictor(model, planted.workload(12, 2 * batch)).forecast(setting, (held, 12 - held))

@@ -15,6 +15,7 @@ from megagraph_cli.errors import MgraphError
 from megagraph_cli.units import MIB, ceil_mib
 from tests.cost import planted
 from tests.cost.exact import RELATIVE, compare, instance, searched
+from tests.cost.fitted import planted_model
 from tests.cost.oracle import Oracle
 
 NUM_INSTANCES = 24
@@ -141,7 +142,7 @@ def test_a_large_search_is_proven_and_counts_every_plan() -> None:
     ],
 )
 def test_pins_that_cannot_be_exit_2(gpus: int, pins: Pins, words: str) -> None:
-    model = fit(planted.profile())
+    model = planted_model()
     with pytest.raises(MgraphError) as caught:
         searched(model, gpus, 1 << 50, pins)
     assert caught.value.exit_code == 2
