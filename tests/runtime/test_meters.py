@@ -100,6 +100,18 @@ def test_what_an_earlier_block_allocated_and_this_one_frees_counts_once() -> Non
     assert reading.end_bytes == reading.start_bytes - 7000 + larger.nbytes
 
 
+def test_a_block_metered_from_zero_sees_the_end_of_what_the_block_before_it_allocated() -> None:
+    """So a backward's rise is what it adds to the activations that are still held."""
+    with metered(CPU, from_zero=True):
+        saved = tensor(7000)
+    with metered(CPU, from_zero=True) as reading:
+        smaller = tensor(2000)
+        del saved
+        larger = tensor(6000)
+    assert reading.peak_bytes == max(smaller.nbytes, smaller.nbytes + larger.nbytes - 7000)
+    assert reading.end_bytes == smaller.nbytes + larger.nbytes - 7000
+
+
 def test_a_view_keeps_something_older_alive() -> None:
     older = tensor(7000)
     with metered(CPU) as reading:

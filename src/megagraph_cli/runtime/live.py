@@ -102,8 +102,11 @@ class Watch:
         return list(self.changes)
 
 
-def rise(profiler: profile, others: list[Change]) -> tuple[int, int]:
-    """(highest, final) sum of what was allocated minus what was freed, in time order, over the profiled block."""
+def rise(profiler: profile, others: list[Change], *, watched: bool) -> tuple[int, int]:
+    """(highest, final) sum of what was allocated minus what was freed, in time order, over the profiled block.
+
+    ``watched``: ``others`` tell of the end of everything that is older than the profile.
+    """
     results = profiler.kineto_results
     assert results is not None
     marks: dict[str, int] = {}
@@ -118,7 +121,8 @@ def rise(profiler: profile, others: list[Change]) -> tuple[int, int]:
         else:
             marks[event.name] = event.start_time_ns
     changes = [(marks.get(change.mark, change.when_ns), change.size) for change in others]
-    changes += _of_this_profile(sorted(told))
+    told.sort()
+    changes += _of_this_profile(told) if watched else [(when, size) for when, size, _ in told]
     level = highest = 0
     for _, size in sorted(changes, key=lambda change: change[0]):
         level += size
