@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -143,11 +143,8 @@ def _attempt(spec: Launch) -> Outcome:
     mark = uuid.uuid4().hex
     # Entered before anything starts: a signal that comes while torchrun starts must not leave it behind.
     # torchrun makes a folder for logs that it does not write here, and would leave it where temporary files go.
-    with (
-        _counted_signals() as signals,
-        (spec.log_dir / LAUNCHER_LOG).open("wb") as log,
-        tempfile.TemporaryDirectory(prefix="mgraph-torchrun-", ignore_cleanup_errors=True) as scratch,
-    ):
+    scratch = spec.log_dir / ".torchrun"
+    with _counted_signals() as signals, (spec.log_dir / LAUNCHER_LOG).open("wb") as log:
         command = torchrun_command(spec.worker_module, spec.job_path, spec.num_workers, on_free_port(spec.crew.hosts))
         command.insert(command.index("-m", 3), f"--log-dir={scratch}")
         process = subprocess.Popen(
@@ -164,6 +161,7 @@ def _attempt(spec: Launch) -> Outcome:
             watch.until_ended()
         finally:
             kill_all(process, mark)
+            shutil.rmtree(scratch, ignore_errors=True)
     if watch.failed_elsewhere is not None:
         raise watch.failed_elsewhere.error()
     stopped = process.returncode == 0 or only_signalled(spec.log_dir)

@@ -30,6 +30,7 @@ def test_a_restart_goes_on_from_the_last_checkpoint(
     per_epoch, end = 38, 100  # 2400 targets; far enough that the worker dies before the end
     process = mgraph("train", "--run-dir", "run", "--max-restarts", "1", "--max-steps", str(end), "--json")
     wait_for_steps(process, tmp_path / "run", per_epoch + 2)
+    taken = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[:per_epoch]
     processes = descendants(process)
     worker_of(processes, 1).kill()
     out, err = process.communicate(timeout=START_S)
@@ -38,7 +39,11 @@ def test_a_restart_goes_on_from_the_last_checkpoint(
         r"warning: rank 1 \(pp=1 dp=0 cp=0\) was killed by SIGKILL; .*; going on from step \d+ \(restart 1 of 1\)\n",
         err,
     )
-    assert int(err.split("from step ")[1].split()[0]) % per_epoch == 0
+    resumed_from = int(err.split("from step ")[1].split()[0])
+    assert resumed_from >= per_epoch
+    assert resumed_from % per_epoch == 0
+    # With their seconds: these steps were not taken again.
+    assert (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[:per_epoch] == taken
     assert steps(tmp_path / "run") == list(range(1, end + 1))
     run = json.loads(out)
     assert (run["status"], [each["signal"] for each in run["restarts"]]) == ("completed", ["SIGKILL"])

@@ -43,3 +43,15 @@ def test_groups_across_hosts_lie_as_a_plans_outermost_axis_does(size: int, hosts
             for group in groups:
                 assert [rank // per_host for rank in group] == sorted(rank // per_host for rank in group)
                 assert len({rank // per_host for rank in group}) == hosts
+
+
+@pytest.mark.parametrize(("size", "hosts"), [(2, 2), (4, 2), (6, 3), (8, 4), (9, 3)])
+def test_messages_are_measured_between_hosts_whatever_their_number(size: int, hosts: int) -> None:
+    grouping = Grouping(size, hosts)
+    assert grouping.pair_links() == (["host", "network"] if size > hosts else ["network"])
+    for link in grouping.pair_links():
+        pairs = grouping.pairs(link)
+        assert pairs
+        assert len({rank for pair in pairs for rank in pair}) == 2 * len(pairs)
+        for first, second in pairs:
+            assert (second // grouping.per_host - first // grouping.per_host) == (1 if link == "network" else 0)

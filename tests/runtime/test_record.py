@@ -107,3 +107,5 @@ def test_a_launch_without_a_step_keeps_what_was_measured_before(tmp_path: Path) 
     before = written(tmp_path, meter, state, forecast=True)
     after = written(tmp_path, RankMeter(0, Place(0, 0, 0)), state, forecast=True)
     assert (after.measured, after.ranks, after.data_stall_s) == (before.measured, before.ranks, 0.5)
+    other = written(tmp_path, RankMeter(0, Place(0, 0, 0)), state, forecast=False)  # another plan
+    assert (other.measured.step_s, other.measured.peak_bytes, other.data_stall_s) == (None, None, None)

@@ -115,7 +115,7 @@ def _train(
             outcome_told = _launch(request, order, job_path, total_steps, screen, crew)
             break
         except WorkerFailed as error:
-            if len(restarts) == request.max_restarts or not error.may_pass:
+            if crew.stops or len(restarts) == request.max_restarts or not error.may_pass:
                 if crew.hosts.first:
                     rundir.record(run_dir, order.plan, error.failure, restarts)
                 raise

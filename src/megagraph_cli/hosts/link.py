@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -43,9 +44,10 @@ class Link:
             self._connection.sendall(line)
 
     def receive(self, silence_s: float = GONE_S) -> Message:
-        """The next message. Raises Closed."""
-        self._connection.settimeout(silence_s)
+        """The next message, which must be whole in time. Raises Closed."""
+        deadline = time.monotonic() + silence_s
         while (end := self._received.find(b"\n")) < 0:
+            self._connection.settimeout(max(deadline - time.monotonic(), 1e-3))
             try:
                 part = self._connection.recv(1 << 16)
             except TimeoutError as error:
@@ -74,6 +76,8 @@ class Link:
                     told(self.receive())
             except Closed as error:
                 ended(str(error))
+            except Exception as error:  # without this thread nobody would notice that the other end is gone
+                ended(f"says what this host does not understand ({type(error).__name__}: {error})")
 
         thread = threading.Thread(target=listen, name="host-link", daemon=True)
         thread.start()

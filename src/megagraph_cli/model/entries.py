@@ -1,7 +1,8 @@
 """C entry points of the compiled kernels: what a call is, is told by int64 in memory, so any thread can run a part.
 
-A call lies at an address as [ticket, number of parts, kept], what all parts have in common, and then each part's own
-numbers. ``kept`` is 1 / (1 - p) in the kernel's dtype. Threads draw tickets until no part is left.
+A call lies at an address as [ticket, number of parts, kept, parts done], what all parts have in common, and then each
+part's own numbers. ``kept`` is 1 / (1 - p) in the kernel's dtype. Threads draw tickets until no part is left. A part
+that failed (for want of memory) is missing among those done: there is nobody here to raise to.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import cfunc, config, njit, types
 
 from megagraph_cli.model import kernels, simd
 from megagraph_cli.model.simd import intrinsic
 
-HEADER = 3
+HEADER, DONE = 4, 3
 FRAME = len(kernels.Frame._fields)
 SHARED = {"forward": FRAME, "backward": FRAME, "drop_rows": 8}
 """Numbers that all parts of a call have in common."""
@@ -29,6 +31,7 @@ OWN = {"forward": 4, "backward": 8, "drop_rows": 2}
 """Numbers of each part."""
 _LONG = np.int64(0)
 _BYTES = 8
+_PATIENCE_S = 180.0
 
 
 @intrinsic
@@ -67,6 +70,7 @@ def _forward(zero, call):
             return
         own = call + _BYTES * (HEADER + FRAME + 4 * part)
         kernels.forward(zero, frame, kept, _int(own, 0), _int(own, 1), _int(own, 2), _int(own, 3))
+        _ticket(call + _BYTES * DONE)
 
 
 @njit(nogil=True)
@@ -80,6 +84,7 @@ def _backward(zero, call):
         to_k, to_v, channel, token = _int(own, 4), _int(own, 5), _int(own, 6), _int(own, 7)
         first, last, row_first, row_last = _int(own, 0), _int(own, 1), _int(own, 2), _int(own, 3)
         kernels.backward(zero, frame, kept, first, last, row_first, row_last, to_k, to_v, channel, token)
+        _ticket(call + _BYTES * DONE)
 
 
 @njit(nogil=True)
@@ -94,6 +99,7 @@ def _drop_rows(zero, call):
         own = call + _BYTES * (HEADER + 8 + 2 * part)
         first, last = _int(own, 0), _int(own, 1)
         kernels.drop_rows(zero, x, residual, out, keys, first, last, rows, size, first_row, least, kept)
+        _ticket(call + _BYTES * DONE)
 
 
 def _forward_float32(call):
@@ -133,6 +139,31 @@ _FUNCTIONS = {
 @cache
 def entry(name: str, dtype: torch.dtype) -> Any:
     """The entry point of a kernel, a numba ``CFunc``: compiled by one process of a host, loaded by the others."""
-    with (Path(tempfile.gettempdir()) / f"mgraph-kernels-{os.getuid()}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = _lock()
+    try:
         return cfunc(types.void(types.int64), cache=True)(_FUNCTIONS[name, dtype])
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock() -> int | None:
+    """A file that one process of this user holds at a time, until it is closed.
+
+    None where it cannot be had, or not in time: several processes then compile the same, which costs time alone.
+    """
+    folder = Path(getattr(config, "CACHE_DIR", "") or tempfile.gettempdir())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / f"mgraph-kernels-{os.getuid()}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return None
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            time.sleep(0.02)
+    os.close(file)
+    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from megagraph_cli.model.entries import HEADER, OWN, SHARED, entry
+from megagraph_cli.model.entries import DONE, HEADER, OWN, SHARED, entry
 
 _SCALARS = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -26,7 +26,8 @@ def run(
 ) -> None:
     """Run a kernel (entries.py) on ``parts``, side by side on up to ``threads`` threads; returns when all are done.
 
-    The numbers are addresses, strides and ranges; what they point to must stay alive until then.
+    The numbers are addresses, strides and ranges; what they point to must stay alive until then. Raises MemoryError
+    where a part could not be done.
     """
     assert len(shared) == SHARED[name]
     assert all(len(part) == OWN[name] for part in parts)
@@ -44,9 +45,12 @@ def run(
         parallel(function.address, address, threads, 0)
     else:
         others = [_pool(threads - 1).submit(function.ctypes, address) for _ in range(threads - 1)]
-        function.ctypes(address)
-        for other in others:
-            other.result()
+        try:
+            function.ctypes(address)
+        finally:  # whatever comes here, none of them may go on after the call's memory is given up
+            wait(others)
+    if call[DONE] != len(parts):
+        raise MemoryError(f"{name} did {call[DONE]} of {len(parts)} parts; its log says why")
 
 
 @cache

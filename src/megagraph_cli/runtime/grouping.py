@@ -24,6 +24,22 @@ class Grouping:
         across: list[Link] = ["network"] if self.hosts > 1 and self._crossing(degree) else []
         return within + across
 
+    def pair_links(self) -> list[Link]:
+        """In which placements two ranks can send to each other."""
+        within: list[Link] = ["host"] if self.per_host > 1 else []
+        across: list[Link] = ["network"] if self.hosts > 1 else []
+        return within + across
+
+    def pairs(self, link: Link) -> list[list[int]]:
+        """Disjoint pairs of ranks that send to each other, on one host or on two neighbouring ones."""
+        if link == "host":
+            return self.groups(2, link)
+        return [
+            [host * self.per_host + index, (host + 1) * self.per_host + index]
+            for host in range(0, self.hosts - 1, 2)
+            for index in range(self.per_host)
+        ]
+
     def _crossing(self, degree: int) -> bool:
         return degree % self.hosts == 0 or degree > self.per_host
 

@@ -139,7 +139,7 @@ class Profiler:
             yield f"the optimizer of {layers} layers", partial(self._optimizer, alone, layers)
         for targets in grid.targets:
             yield f"batches of {targets} targets", partial(self._host, targets)
-        for link in self.grouping.links(2):
+        for link in self.grouping.pair_links():
             yield f"messages between stages, {link}", partial(self._p2p, grid, link)
         for size in range(2, self.worker.world_size + 1):
             for link in self.grouping.links(size):
@@ -172,7 +172,7 @@ class Profiler:
         self.host += measure_host(self.context, targets)
 
     def _p2p(self, grid: Grid, link: Link, *, hurried: bool) -> None:
-        pairs = self.grouping.groups(2, link)[: None if link == NETWORK else 1]
+        pairs = self.grouping.pairs(link)[: None if link == NETWORK else 1]
         pair = next(((first, second) for first, second in pairs if self.worker.rank in (first, second)), None)
         sizes = grid.messages[::2] if hurried else grid.messages
         self.comm += [measure_p2p(self.worker.device, size, pair, link) for size in sizes]

@@ -116,10 +116,12 @@ def write_run(
 
 
 def _with_earlier_measurements(run: Run, run_dir: Path) -> Run:
-    """A launch that found no step left to take measured nothing: what the one before it measured stands."""
+    """A launch that found no step left to take measured nothing: what one before it measured of this plan stands."""
     try:
         earlier = Run.load(run_dir / "run.json", force=True)
     except MgraphError:  # there is none, or it is damaged
+        return run
+    if earlier.inputs != run.inputs:
         return run
     kept = {"ranks": earlier.ranks, "measured": earlier.measured, "data_stall_s": earlier.data_stall_s}
     return run.model_copy(update=kept)
