@@ -3,7 +3,7 @@
 The profiler reports what torch's allocator gives and takes back on the profiled thread since it began. It does not see
 a tensor that is freed and is older than that, memory that NumPy or Numba allocated and a tensor took over, or what
 other threads allocate. So: storages are watched until they die, ``torch.from_numpy`` is overheard on the profiled
-thread, and what is alive at the end and was never seen counts from the start. What
+thread, both by the profile's own clock, and what is alive at the end and was never seen counts from the start. What
 the loader's thread sends to its peers is host memory that comes and goes beside the step: it never counts.
 """
 
@@ -16,13 +16,13 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._C._profiler import _ExtraFields_Allocation
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import profile
 
 from megagraph_cli.parallel.replica import ON_HOST
 
@@ -51,23 +51,11 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-class Change(NamedTuple):
-    """Bytes that came (or went, negative) at ``when_ns`` since 1970, or where the profile has an event ``mark``.
-
-    The profile's clock is calibrated anew each time, and on a busy host it can be wrong by more than lies between two
-    changes; of another thread than the profiled one it has no events.
-    """
-
-    when_ns: int
-    size: int
-    mark: str
-
-
 @dataclass
 class Watch:
-    """Changes of storages that no profile tells of."""
+    """Changes (when in ns since 1970, the profile's clock, and bytes) of storages that no profile tells of."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[tuple[int, int]] = field(default_factory=list)
     _alive: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
 
     def add(self, storage: torch.UntypedStorage) -> int:
@@ -77,10 +65,7 @@ class Watch:
         return size
 
     def _tell(self, size: int) -> None:
-        change = Change(time.time_ns(), size, f"mgraph change {len(self.changes)} of {id(self)}")
-        self.changes.append(change)
-        with record_function(change.mark):
-            pass
+        self.changes.append((time.time_ns(), size))
 
     @contextmanager
     def overhear(self) -> Iterator[None]:
@@ -96,20 +81,19 @@ class Watch:
         with mock.patch.object(torch, "from_numpy", telling):
             yield
 
-    def close(self) -> list[Change]:
+    def close(self) -> list[tuple[int, int]]:
         """All changes so far; deaths are told of no longer."""
         self._alive = []
         return list(self.changes)
 
 
-def rise(profiler: profile, others: list[Change], *, watched: bool) -> tuple[int, int]:
+def rise(profiler: profile, others: list[tuple[int, int]], *, watched: bool) -> tuple[int, int]:
     """(highest, final) sum of what was allocated minus what was freed, in time order, over the profiled block.
 
     ``watched``: ``others`` tell of the end of everything that is older than the profile.
     """
     results = profiler.kineto_results
     assert results is not None
-    marks: dict[str, int] = {}
     told: list[tuple[int, int, int]] = []
     waiting = list(results.experimental_event_tree())
     while waiting:
@@ -118,13 +102,10 @@ def rise(profiler: profile, others: list[Change], *, watched: bool) -> tuple[int
         fields = event.extra_fields
         if isinstance(fields, _ExtraFields_Allocation):
             told.append((event.start_time_ns, fields.alloc_size, fields.ptr))
-        else:
-            marks[event.name] = event.start_time_ns
-    changes = [(marks.get(change.mark, change.when_ns), change.size) for change in others]
     told.sort()
-    changes += _of_this_profile(told) if watched else [(when, size) for when, size, _ in told]
+    seen = _of_this_profile(told) if watched else [(when, size) for when, size, _ in told]
     level = highest = 0
-    for _, size in sorted(changes, key=lambda change: change[0]):
+    for _, size in sorted([*seen, *others], key=lambda change: change[0]):
         level += size
         highest = max(highest, level)
     return highest, level
