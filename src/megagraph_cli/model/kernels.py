@@ -86,6 +86,12 @@ class Frame(NamedTuple):
 
 
 @njit(nogil=True)
+def _hold(memory):
+    """Mention an array once more: numba frees it after its last mention, and its address does not count as one."""
+    memory[0] = 0.0
+
+
+@njit(nogil=True)
 def _real_columns(padded: int, index: Any) -> int:
     """Write the columns that are not padded; their number."""
     count = 0
@@ -198,6 +204,7 @@ def forward(zero, f, kept, first, last, row_first, row_last):
                     tiles.add_lines(zero, tile, v, n, size, out, heads, start == 0, decay)
             for r in range(row_first, row_last):
                 _finish(zero, f, b, g, r, kept, count == 0)
+    _hold(memory)
 
 
 @njit(nogil=True, inline="always")
@@ -266,6 +273,7 @@ def backward(zero, f, kept, first, last, row_first, row_last, grad_k, grad_v, gr
                 else:
                     for e in range(size):
                         simd.store(at + e * heads, simd.splat(zero))
+    _hold(memory)
 
 
 @njit(nogil=True, inline="always")
