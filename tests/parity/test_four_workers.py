@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.parity.cases import Case, orders
+from tests.parity.cases import ALL, Case, orders
 from tests.parity.judge import DEADLINE_S, STEP_TOLERANCE, all_complaints, run
 from tests.parity.runner import Outcome
 
@@ -18,7 +17,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(DEADLINE_
 def test_every_plan_trains_the_same_model(
     dtype: str, graph_path: Path, dataset: str, reference: dict[str, Outcome]
 ) -> None:
-    if dtype == "float32" and os.environ.get("MGRAPH_PARITY") != "all":
+    if dtype == "float32" and not ALL:
         pytest.skip("minutes that show little beside float64: make parity runs it")
     cases = [Case(order, dtype) for order in orders(4)]
     found = all_complaints(cases, run(4, graph_path, dataset, cases), reference)
