@@ -110,3 +110,15 @@ def test_public_split_of_a_graph_without_one() -> None:
 def test_no_labelled_node_gives_empty_parts() -> None:
     found = make_split(replace(graph(), labels=np.full(NUM_NODES, -1)), "auto", 0)
     assert (found.train.size, found.val.size, found.test.size) == (0, 0, 0)
+
+
+def test_targets_in_two_parts_are_counted() -> None:
+    """Three masks that overlap on purpose: the count is that of the ids that stand in two or three of them."""
+    train, val, test = (np.zeros((1, NUM_NODES), dtype=np.bool_) for _ in range(3))
+    train[0, :50], val[0, 40:60], test[0, 45:] = True, True, True
+    g = graph(Masks(train, val, test))
+    parts = [set(np.flatnonzero(mask[0] & (g.labels >= 0)).tolist()) for mask in (train, val, test)]
+    twice = (parts[0] & parts[1]) | (parts[0] & parts[2]) | (parts[1] & parts[2])
+    assert make_split(g, "public:0", 0).shared == len(twice) > 0
+    assert make_split(graph(masks(1)), "public:0", 0).shared == 0
+    assert make_split(graph(), "auto", 0).shared == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from megagraph_cli import __version__
 from megagraph_cli.errors import EXIT_INTERRUPTED, EXIT_STALE, EXIT_USAGE, EXIT_WORKER, MgraphError
 from megagraph_cli.hosts import link
 from megagraph_cli.hosts.address import Hosts, interface_of
@@ -195,10 +197,24 @@ def test_a_rank_given_twice_and_a_stranger_leave_the_others_in_peace(hosts: Host
         first = pool.submit(on, hosts, lambda crew: crew.exchange("x", 0))
         with socket.create_connection(_once_listening(hosts)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with socket.create_connection(_once_listening(hosts)) as stranger:
+            stranger.sendall(b'{"kind": "greetings"}\n')
         one = pool.submit(on, replace(hosts, rank=1), lambda crew: crew.exchange("x", 1))
         time.sleep(0.5)
         again = pool.submit(on, replace(hosts, rank=1), nothing)
         assert "two hosts say --node-rank 1" in error_of(again).message
+        two = pool.submit(on, replace(hosts, rank=2), lambda crew: crew.exchange("x", 2))
+        assert first.result() == one.result() == two.result() == [0, 1, 2]
+
+
+def test_a_host_may_be_stopped_and_started_again_before_all_have_come(hosts: Hosts) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(on, hosts, lambda crew: crew.exchange("x", 0))
+        with socket.create_connection(_once_listening(hosts)) as stopped:
+            hello = {"kind": "hello", "rank": 1, "count": 3, "command": "train", "version": __version__}
+            stopped.sendall(json.dumps(hello).encode() + b"\n")
+            time.sleep(0.5)
+        one = pool.submit(on, replace(hosts, rank=1), lambda crew: crew.exchange("x", 1))
         two = pool.submit(on, replace(hosts, rank=2), lambda crew: crew.exchange("x", 2))
         assert first.result() == one.result() == two.result() == [0, 1, 2]
 

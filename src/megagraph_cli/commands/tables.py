@@ -71,7 +71,7 @@ def show_stages(cost: PlanCost, screen: Screen) -> None:
     columns = ["", *(f"stage {number}" for number in shown)]
     stages = [cost.stages[number] for number in shown]
     terms = list(dict.fromkeys(term for stage in stages for term in stage.time_s))
-    rows = [["layers", *(str(stage.layers) for stage in stages)]]
+    rows = [["number of layers", *(str(stage.layers) for stage in stages)]]
     rows += [[term, *(_seconds(stage.time_s.get(term)) for stage in stages)] for term in terms]
     screen.table(f"time of a step of {format_seconds(cost.step_s)}", columns, rows)
     kept = list(dict.fromkeys(term for stage in stages for term in stage.memory_bytes))

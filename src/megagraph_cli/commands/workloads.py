@@ -36,7 +36,13 @@ def prepare(dataset: DatasetSection, folders: Folders, screen: Screen) -> tuple[
         accept_download=folders.accept_download,
         progress=screen.step,
     )
-    return graph, make_split(graph, dataset.split, dataset.split_seed)
+    split = make_split(graph, dataset.split, dataset.split_seed)
+    if split.shared:
+        screen.warn(
+            f"{split.shared} nodes of {graph.name} are in more than one of train, validation and test under split "
+            f"{dataset.split}: their scores say little of unseen nodes"
+        )
+    return graph, split
 
 
 def require_trainable(recipe: Recipe, graph: Graph, split: Split) -> None:

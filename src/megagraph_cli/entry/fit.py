@@ -22,6 +22,8 @@ from megagraph_cli.options import (
     YesOption,
 )
 
+FEW_PLANS = 8
+
 
 def fit(
     profile_path: Annotated[Path, typer.Argument(metavar="[PROFILE]", help="The profile to fit.")] = Path(
@@ -54,7 +56,14 @@ def fit(
         recipes.check_matches(found.workload, profile_path, dataset=dataset, recipe=recipe, sets=sets or ())
         device_of_artifact(device, found.machine.device, profile_path, force=False)
     cost_model = command.run(profile_path, out, force=force, learn_from=learn_from or ())
+    screen = Screen.stderr()
+    count = cost_model.quality.time.num_held_out
+    if learn_from and count < FEW_PLANS:
+        screen.warn(
+            f"{count} plans that were run are few to learn from, and say little of how far off a forecast is; "
+            "run more of them with mgraph validate --plans"
+        )
     if as_json:
         print_json(cost_model.model_dump(mode="json", by_alias=True) | {"out": str(out)})
     else:
-        tables.show_cost_model(cost_model, out, Screen.stderr())
+        tables.show_cost_model(cost_model, out, screen)

@@ -52,6 +52,12 @@ class Split:
     val: NDArray[np.int64]
     test: NDArray[np.int64]
 
+    @property
+    def shared(self) -> int:
+        """How many targets are in more than one part."""
+        ids = np.concatenate((self.train, self.val, self.test))
+        return int(np.count_nonzero(np.unique(ids, return_counts=True)[1] > 1))
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -37,6 +37,20 @@ class Link:
         """The address of this host at which the other one talks to it."""
         return str(self._connection.getsockname()[0])
 
+    @property
+    def gone(self) -> bool:
+        """Whether the other end has closed the connection, as far as can be told without waiting."""
+        waited_s = self._connection.gettimeout()
+        self._connection.setblocking(False)
+        try:
+            return self._connection.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self._connection.settimeout(waited_s)
+
     def send(self, message: Message) -> None:
         """Nothing happens where the other end is gone: whoever receives learns of it."""
         line = json.dumps(message).encode() + b"\n"

@@ -65,14 +65,20 @@ def _accept(listener: socket.socket, hosts: Hosts, command: str, links: dict[int
     except Closed:
         link.close()  # somebody else's
         return
+    if hello["kind"] != "hello":
+        link.close()
+        return
     refusal = _difference(hello, hosts, command)
     if refusal is not None:
         _refuse(link, refusal)
         raise MgraphError(refusal)
     rank = int(hello["rank"])
-    if rank in links or not 0 < rank < hosts.count:
+    before = links.get(rank)
+    if not 0 < rank < hosts.count or (before is not None and not before.gone):
         _refuse(link, f"two hosts say --node-rank {rank}; give each its own")
         return
+    if before is not None:  # it called, was stopped, and is started again
+        before.close()
     links[rank] = link
 
 
