@@ -29,6 +29,7 @@ def welcome(hosts: Hosts, command: str) -> dict[int, Link]:
             deadline = time.monotonic() + hosts.join_s
             while len(links) < hosts.count - 1:
                 _accept(listener, hosts, command, links, deadline)
+                _forget_gone(links)
     except BaseException as error:
         said = error.message if isinstance(error, MgraphError) else "it was interrupted"
         for link in links.values():
@@ -73,13 +74,17 @@ def _accept(listener: socket.socket, hosts: Hosts, command: str, links: dict[int
         _refuse(link, refusal)
         raise MgraphError(refusal)
     rank = int(hello["rank"])
-    before = links.get(rank)
-    if not 0 < rank < hosts.count or (before is not None and not before.gone):
+    _forget_gone(links)
+    if rank in links or not 0 < rank < hosts.count:
         _refuse(link, f"two hosts say --node-rank {rank}; give each its own")
         return
-    if before is not None:  # it called, was stopped, and is started again
-        before.close()
     links[rank] = link
+
+
+def _forget_gone(links: dict[int, Link]) -> None:
+    """Without the hosts that called and were stopped since: they may be started again."""
+    for rank in [rank for rank, link in links.items() if link.gone]:
+        links.pop(rank).close()
 
 
 def _refuse(link: Link, why: str) -> None:
