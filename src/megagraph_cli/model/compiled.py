@@ -51,7 +51,8 @@ class CompiledKernel:
         """Normalised output of this block alone [H, B, R, E] and its log-sum-exp [H, B, R]."""
         call = _Call(q, k, v, block, weights)
         out, lse = call.new(call.batch, call.rows, call.head_dim), call.new(call.batch, call.rows)
-        frame = call.frame(out=out, lse=lse, delta=torch.empty_like(lse))
+        delta = torch.empty_like(lse)
+        frame = call.frame(out=out.data_ptr(), lse=lse.data_ptr(), delta=delta.data_ptr())
         run("forward", call.dtype, call.kept, frame, call.parts, len(call.parts))
         return call.outside(out), call.outside(lse)
 
@@ -69,47 +70,55 @@ class CompiledKernel:
         """Gradients of one block from the final statistics."""
         call = _Call(q, k, v, block, weights)
         grad_q = call.new(call.batch, call.rows, call.head_dim)
-        frame = call.frame(grad=call.inside(grad_out), lse=call.inside(lse), delta=call.inside(delta), grad_q=grad_q)
+        frame = call.frame(
+            grad=call.place(grad_out),
+            lse=call.statistics(lse),
+            delta=call.statistics(delta),
+            grad_q=grad_q.data_ptr(),
+        )
         parts = len(call.parts)
         # Parts that share sequences write copies of their own; nobody writes padded columns.
         copies = 1 if call.whole_sequences else parts
-        grad_kv = call.new(copies, 2, call.batch, call.columns, call.head_dim).zero_()
-        channel, token = call.learned(parts)
+        grad_kv = call.zeros(copies, 2, call.batch, call.columns, call.head_dim, call.lanes)
+        learned = call.zeros(parts, call.channels + call.tokens, call.lanes)
 
         pieces = []
+        half, ours = call.bytes(grad_kv.stride(1)), call.bytes(learned.stride(0))
         for number, part in enumerate(call.parts):
-            mine = grad_kv[number % copies]
-            into = (mine[0], mine[1], channel[number], token[number])
-            pieces.append((*part, *map(Tensor.data_ptr, into)))
+            to_k = grad_kv.data_ptr() + number % copies * 2 * half
+            channel = learned.data_ptr() + number * ours
+            pieces.append((*part, to_k, to_k + half, channel, channel + call.bytes(call.channels * call.lanes)))
         run("backward", call.dtype, call.kept, frame, pieces, parts)
-        grad_k, grad_v = grad_kv[0] if copies == 1 else grad_kv.sum(0)
+        grad_k, grad_v = (grad_kv[0] if copies == 1 else grad_kv.sum(0)).unbind()
+        channels, tokens = torch.split(learned[0] if parts == 1 else learned.sum(0), [call.channels, call.tokens])
         return BlockGrads(
             q=call.outside(grad_q),
             k=call.outside(grad_k),
             v=call.outside(grad_v),
-            channel=call.ungrouped(channel.sum(0)),
-            offset=channel.new_zeros(call.heads),
-            token=call.ungrouped(token.sum(0)),
+            channel=call.ungrouped(channels),
+            offset=call.zeros(call.heads),
+            token=call.ungrouped(tokens),
         )
 
 
 class _Call:
-    """One call's tensors in the form that the kernels read: heads innermost, in groups of eight."""
+    """One call's tensors as addresses and strides: heads innermost, in groups of eight.
+
+    What lies as the kernels read it is taken as it is, without so much as a view: with short sequences a call's time
+    is the time to set it up. Whatever had to be copied lives as long as this object.
+    """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, block: Block, weights: BiasWeights) -> None:
         self.heads, self.batch, self.rows, self.head_dim = q.shape
         self.columns = k.shape[2]
+        self.channels, self.tokens = weights.channel.shape[0], weights.token.shape[0]
         self.dtype = statistics_dtype(q.dtype)
         self.lanes = -(-self.heads // _LANES) * _LANES
         self.kept = block.drop.kept if block.drop else 1.0
-        self._q, self._k, self._v = self.inside(q), self.inside(k), self.inside(v)
+        self._alive: list[object] = []
         self._block = block
-        self._features = block.features.to(self.dtype).movedim(0, -1)
-        if self._features.stride(-1) != 1:
-            self._features = self._features.contiguous()
-        self._padded = block.padded_keys.contiguous()
-        self._channel, self._token = (self._grouped(x.to(self.dtype)) * tiles.LOG2E for x in weights[::2])
-        self._keys = None if block.drop is None else sequence_keys(block.drop, np.arange(self.batch))
+        self._qkv = (*self.place(q), *self.place(k), *self.place(v))
+        self._learned = [self._grouped(each) for each in (weights.channel, weights.token)]
         self.whole_sequences, self.parts = self._parts()
 
     def _parts(self) -> tuple[bool, list[tuple[int, int, int, int]]]:
@@ -120,82 +129,106 @@ class _Call:
             return True, [(*part, 0, self.rows) for part in cut(self.batch, threads)]
         return False, [(0, self.batch, *part) for part in cut(self.rows, min(threads, self.rows))]
 
-    def _pad(self, x: Tensor) -> Tensor:
-        """Zeros to whole groups of heads in the last dim, which becomes contiguous."""
-        if self.lanes != self.heads:
-            x = functional.pad(x, (0, self.lanes - self.heads))
-        return x if x.stride(-1) == 1 else x.contiguous()
-
-    def _grouped(self, x_XH: Tensor) -> Tensor:
-        """[X, H] -> [H/8, X, 8]."""
-        return self._pad(x_XH).view(-1, self.lanes // _LANES, _LANES).transpose(0, 1).contiguous()
-
-    def ungrouped(self, x: Tensor) -> Tensor:
-        """[H/8, X, 8] -> [X, H]."""
-        return x.transpose(0, 1).flatten(1)[:, : self.heads]
-
-    def inside(self, x: Tensor) -> Tensor:
-        """[H, ...] -> [..., H]: a view where heads already lie innermost."""
-        return self._pad(x.to(self.dtype).movedim(0, -1))
-
-    def outside(self, x: Tensor) -> Tensor:
-        """[..., H] -> [H, ...]."""
-        return x[..., : self.heads].movedim(-1, 0)
-
     def new(self, *shape: int) -> Tensor:
         return torch.empty(*shape, self.lanes, dtype=self.dtype)
 
-    def learned(self, parts: int) -> tuple[Tensor, Tensor]:
-        """Zeros for the gradients of channel and token weights, one copy for each part."""
-        return self._channel.new_zeros(parts, *self._channel.shape), self._token.new_zeros(parts, *self._token.shape)
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype)
+
+    def bytes(self, elements: int) -> int:
+        return elements * self.dtype.itemsize
+
+    def place(self, x_HBRE: Tensor) -> tuple[int, int, int, int]:
+        """Address, and strides over B, R and E, of a tensor with its heads innermost."""
+        x = x_HBRE
+        if x.dtype != self.dtype or x.stride(0) != 1 or self.lanes != self.heads:
+            x = self._inside(x)
+        self._alive.append(x)
+        _, batch, row, element = x.stride()
+        return x.data_ptr(), self.bytes(batch), self.bytes(row), self.bytes(element)
+
+    def statistics(self, x_HBR: Tensor) -> int:
+        """Address of a tensor that lies as [B, R, H]."""
+        x = x_HBR
+        if x.dtype != self.dtype or x.stride() != (1, self.rows * self.lanes, self.lanes) or self.lanes != self.heads:
+            x = self._inside(x).movedim(0, -1).contiguous()
+        self._alive.append(x)
+        return x.data_ptr()
+
+    def _inside(self, x: Tensor) -> Tensor:
+        """[H, ...] -> the same shape, with zeros to whole groups of heads, heads innermost in memory."""
+        x = x.to(self.dtype).movedim(0, -1)
+        if self.lanes != self.heads:
+            x = functional.pad(x, (0, self.lanes - self.heads))
+        return x.contiguous().movedim(-1, 0)
+
+    def outside(self, x: Tensor) -> Tensor:
+        """[..., H] -> [H, ...]."""
+        return (x if self.lanes == self.heads else x[..., : self.heads]).movedim(-1, 0)
+
+    def _grouped(self, x_XH: Tensor) -> int:
+        """Address of [X, H] in base 2 as [H/8, X, 8]."""
+        x = x_XH.to(self.dtype) * tiles.LOG2E
+        if self.lanes != self.heads:
+            x = functional.pad(x, (0, self.lanes - self.heads))
+        if self.lanes != _LANES:
+            x = x.view(-1, self.lanes // _LANES, _LANES).transpose(0, 1)
+        x = x.contiguous()
+        self._alive.append(x)
+        return x.data_ptr()
+
+    def ungrouped(self, x: Tensor) -> Tensor:
+        """[X, H] of a tensor that lies as [H/8, X, 8]."""
+        if self.lanes != _LANES:
+            x = x.reshape(self.lanes // _LANES, -1, _LANES).transpose(0, 1).flatten(1)
+        return x if self.lanes == self.heads else x[:, : self.heads]
+
+    def _features(self) -> tuple[int, int, int, int]:
+        """Address, and strides over B, R and C, of the block's channels, which lie side by side."""
+        x = self._block.features
+        if x.dtype != self.dtype or x.stride(0) != 1:
+            x = x.to(self.dtype).movedim(0, -1).contiguous().movedim(-1, 0)
+        self._alive.append(x)
+        _, batch, row, column = x.stride()
+        return x.data_ptr(), self.bytes(batch), self.bytes(row), self.bytes(column)
 
     def frame(
         self,
         *,
-        lse: Tensor,
-        delta: Tensor,
-        out: Tensor | None = None,
-        grad: Tensor | None = None,
-        grad_q: Tensor | None = None,
+        lse: int,
+        delta: int,
+        out: int = 0,
+        grad: tuple[int, int, int, int] = (0, 0, 0, 0),
+        grad_q: int = 0,
     ) -> kernels.Frame:
         """Addresses and strides; what they point to must outlive the kernel's run."""
         block, drop = self._block, self._block.drop
-        lse, delta = lse.contiguous(), delta.contiguous()
-        self._alive = (lse, delta, out, grad, grad_q)
-        features = self._strides(self._features)[:3]
-        fields = [
+        padded = block.padded_keys.contiguous()
+        keys = None if drop is None else sequence_keys(drop, np.arange(self.batch))
+        self._alive += [padded, keys]
+        channel, token = self._learned
+        return kernels.Frame(
             self.batch,
             self.rows,
             self.columns,
             self.lanes,
             self.head_dim,
-            self._channel.shape[1],
-            self._token.shape[1],
-            *self._place(self._q),
-            *self._place(self._k),
-            *self._place(self._v),
-            *(self._place(grad) if grad is not None else (0, 0, 0, 0)),
-            self._features.data_ptr(),
-            *features,
-            self._padded.data_ptr(),
-            0 if out is None else out.data_ptr(),
-            lse.data_ptr(),
-            delta.data_ptr(),
-            0 if grad_q is None else grad_q.data_ptr(),
-            self._channel.data_ptr(),
-            self._token.data_ptr(),
+            self.channels,
+            self.tokens,
+            *self._qkv,
+            *grad,
+            *self._features(),
+            padded.data_ptr(),
+            out,
+            lse,
+            delta,
+            grad_q,
+            channel,
+            token,
             *(block.row_tokens.start, block.row_tokens.stop, block.row_tokens.first),
             *(block.column_tokens.start, block.column_tokens.stop, block.column_tokens.first),
-            0 if self._keys is None else self._keys.ctypes.data,
+            0 if keys is None else keys.ctypes.data,
             0 if drop is None else drop.dropped - 2**31,
             block.first_row,
             block.first_column,
-        ]
-        return kernels.Frame(*fields)
-
-    def _strides(self, x: Tensor) -> list[int]:
-        return [stride * x.element_size() for stride in x.stride()]
-
-    def _place(self, x_BREH: Tensor) -> tuple[int, int, int, int]:
-        batch, row, element, _ = self._strides(x_BREH)
-        return x_BREH.data_ptr(), batch, row, element
+        )
