@@ -30,7 +30,10 @@ DROPOUT = 0.1
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k, v [H, B, S, E] as views of one projection [B, S, 3, E, H]; the peers get contiguous copies."""
+    """q, k, v [H, B, S, E] that lie as [B, S, E, H]; the peers get contiguous copies.
+
+    Each is dense in its own layout: of leaves that are not, autograd copies the gradient once more.
+    """
 
     q: Tensor
     k: Tensor
@@ -42,8 +45,8 @@ class Inputs:
 
 def make_inputs(batch: int, rows: int) -> Inputs:
     generator = torch.Generator().manual_seed(0)
-    qkv = torch.randn(batch, rows, 3, HEAD_DIM, HEADS, generator=generator)
-    q, k, v = (qkv[:, :, i].permute(3, 0, 1, 2).detach().requires_grad_() for i in range(3))
+    qkv = torch.randn(3, batch, rows, HEAD_DIM, HEADS, generator=generator)
+    q, k, v = (each.permute(3, 0, 1, 2).detach().requires_grad_() for each in qkv)
     features = torch.rand(CHANNELS, batch, rows, rows, generator=generator)
     bias = AttentionBias(
         features=features.add_(features.transpose(-1, -2).clone())
