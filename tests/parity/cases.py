@@ -59,7 +59,7 @@ def recipe(
             bias_init_std=1.0,
             embedding=embedding,
         ),
-        batch=BatchSection(batch_size=50, num_sampled=9, num_super=2, num_global=1),
+        batch=BatchSection(batch_size=50, num_sampled=9, num_super=2, num_global=1, eval_views=1),
         train=TrainSection.model_validate({"lr": 0.01, "warmup_epochs": 0.0, "grad_clip": 1.0, "dtype": dtype}),
     )
 
@@ -113,7 +113,7 @@ def _plain_orders(size: int) -> list[Order]:
             _order(ParallelDims(2, 2, 2), (2, 3), 2, "1f1b"),
             _order(ParallelDims(4, 1, 2), (1, 1, 1, 2), 4, "1f1b"),
             _order(ParallelDims(2, 1, 4), (4, 1), 2, "gpipe"),
-            _order(ParallelDims(1, 2, 4), (5,), 4, "gpipe"),
+            _order(ParallelDims(1, 2, 4), (5,), 1, "gpipe"),
         ]
     return list(_all_orders(size))
 
