@@ -10,7 +10,7 @@ from html import escape
 from megagraph_cli.artifacts.trace import LANES, Span
 from megagraph_cli.units import format_bytes, format_seconds
 
-WIDTH, LEFT, RIGHT, TOP = 860, 110, 20, 20
+WIDTH, LEFT, RIGHT, TOP = 860, 110, 36, 20
 COLOURS = ("#4472c4", "#ed7d31", "#70ad47", "#ffc000", "#7e57c2", "#26a69a", "#8d6e63", "#ec407a")
 MOST_SPANS = 5000
 
