@@ -12,6 +12,7 @@ from megagraph_cli.units import format_bytes, format_seconds
 
 WIDTH, LEFT, RIGHT, TOP = 860, 110, 36, 20
 COLOURS = ("#4472c4", "#ed7d31", "#70ad47", "#ffc000", "#7e57c2", "#26a69a", "#8d6e63", "#ec407a")
+LEGEND_LINE = 18
 MOST_SPANS = 5000
 
 
@@ -70,8 +71,9 @@ def scatter(points: Sequence[Point], limit_bytes: float) -> str:
 def stacked_bars(bars: Sequence[tuple[str, dict[str, float]]], limit_bytes: float) -> str:
     """One bar for each (label, bytes by term) against the limit; terms in one order and colour throughout."""
     terms = list(dict.fromkeys(term for _, values in bars for term in values))
-    row, bottom = 26, 40
-    height = TOP + row * len(bars) + bottom + 18
+    row, bottom = 26, 22
+    end = TOP + row * len(bars)
+    height = end + bottom + LEGEND_LINE * (1 + max(line for _, line in _legend_places(terms))) + 6
     most = max(max(sum(values.values()) for _, values in bars), limit_bytes)
     x_ticks = ticks(most)
     plot_w = WIDTH - LEFT - RIGHT
@@ -79,7 +81,7 @@ def stacked_bars(bars: Sequence[tuple[str, dict[str, float]]], limit_bytes: floa
     def x(value: float) -> float:
         return LEFT + plot_w * value / x_ticks[-1]
 
-    parts = [_text(x(tick), height - bottom + 8, format_bytes(tick), "middle") for tick in x_ticks]
+    parts = [_text(x(tick), end + 12, format_bytes(tick), "middle") for tick in x_ticks]
     for number, (label, values) in enumerate(bars):
         top, begin = TOP + row * number, 0.0
         parts.append(_text(LEFT - 8, top + 15, label, "end"))
@@ -91,12 +93,11 @@ def stacked_bars(bars: Sequence[tuple[str, dict[str, float]]], limit_bytes: floa
                 f'fill="{colour}"><title>{escape(f"{label}: {term} {format_bytes(value)}")}</title></rect>'
             )
             begin += value
-    end = TOP + row * len(bars)
     parts.append(
         f'<line class="limit" x1="{x(limit_bytes):.1f}" x2="{x(limit_bytes):.1f}" y1="{TOP - 8}" y2="{end}"/>'
         + _text(x(limit_bytes) - 4, TOP - 8, f"limit {format_bytes(limit_bytes)}", "end")
     )
-    parts += _legend(terms, height - 8)
+    parts += _legend(terms, end + bottom + LEGEND_LINE)
     return _svg(height, parts, "memory")
 
 
@@ -151,12 +152,24 @@ def _limit(y: float, label: str) -> str:
     return line + _text(WIDTH - RIGHT, y - 4, label, "end")
 
 
-def _legend(terms: Sequence[str], y: float) -> list[str]:
-    parts, x = [], float(LEFT)
-    for index, term in enumerate(terms):
+def _legend_places(terms: Sequence[str]) -> list[tuple[float, int]]:
+    """Where each term's entry begins, and in which line: as many as fit between the margins."""
+    places, x, line = [], float(LEFT), 0
+    for term in terms:
+        width = 30 + 7.2 * len(term)
+        if x > LEFT and x + width > WIDTH - RIGHT:
+            x, line = float(LEFT), line + 1
+        places.append((x, line))
+        x += width
+    return places
+
+
+def _legend(terms: Sequence[str], top: float) -> list[str]:
+    parts = []
+    for index, (term, (x, line)) in enumerate(zip(terms, _legend_places(terms), strict=True)):
+        y = top + LEGEND_LINE * line
         parts.append(
             f'<rect x="{x:.0f}" y="{y - 9:.0f}" width="10" height="10" fill="{COLOURS[index % len(COLOURS)]}"/>'
         )
         parts.append(_text(x + 14, y, term, "start"))
-        x += 30 + 7.2 * len(term)
     return parts
