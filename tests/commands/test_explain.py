@@ -138,6 +138,9 @@ def test_the_report_shows_the_search_and_reaches_for_nothing(request_: SearchReq
     assert text.count('class="bar"') == bars
     assert text.count('class="forward"') == 2 * done.plan.num_microbatches
     assert "pp=4,cp=1,dp=1" in page.words
+    # Without the pin another plan is faster: the page says what left it out.
+    assert search.find(request_).cost.step_s < done.cost.step_s
+    assert "the search was told --pp 2" in page.words
     assert Plan.load(tmp_path / "plan.json") == done.plan
 
 

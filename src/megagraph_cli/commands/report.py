@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from html import escape
 
 from megagraph_cli.artifacts.plan import BriefPlan
@@ -91,7 +92,7 @@ def _point(plan: BriefPlan, kind: str) -> Point:
 def _stage_table(searched: Searched) -> str:
     stages = searched.cost.stages
     terms = list(dict.fromkeys(term for stage in stages for term in stage.time_s))
-    header = "".join(f"<th>{escape(name)}</th>" for name in ("stage", "layers", *terms))
+    header = "".join(f"<th>{escape(name)}</th>" for name in ("stage", "number of layers", *terms))
     rows = []
     for number, stage in enumerate(stages):
         cells = [str(number), str(stage.layers), *(format_seconds(stage.time_s.get(term, 0.0)) for term in terms)]
@@ -108,10 +109,12 @@ def _others(request: SearchRequest, searched: Searched) -> str:
     rows = []
     for each in found[:MOST_OTHERS]:
         setting = each.candidate.setting
-        because = "; ".join(each.because) or "as chosen"
+        verdict, because = each.verdict, "; ".join(each.because) or "as chosen"
+        if verdict == "lost" and each.candidate.step_s < chosen.step_s:
+            verdict, because = "left out", f"faster, but the search was told {_pinned(pins_of(request))}"
         cells = [
             str(setting.dims),
-            each.verdict,
+            verdict,
             format_seconds(each.candidate.step_s),
             format_bytes(each.candidate.peak_bytes),
             because,
@@ -119,6 +122,16 @@ def _others(request: SearchRequest, searched: Searched) -> str:
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     header = "".join(f"<th>{name}</th>" for name in ("degrees", "verdict", "step", "peak", "because"))
     return f'<table id="others"><tr>{header}</tr>{"".join(rows)}</table>'
+
+
+def _pinned(pins: Pins) -> str:
+    """The flags that left plans out."""
+    told = {field.name.removeprefix("num_"): getattr(pins, field.name) for field in fields(pins)}
+    return " ".join(
+        f"--{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for name, value in told.items()
+        if value is not None
+    )
 
 
 def _explained(request: SearchRequest, searched: Searched, dims: ParallelDims, chosen: PlanCost) -> Explanation | None:
