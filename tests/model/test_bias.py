@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from megagraph_cli.layout.rows import RowLayout
+from megagraph_cli.model import bias
 from megagraph_cli.model.bias import AttentionBias, TokenRows, Topology, build_bias
 from tests.model.small import dense_channels, make_topology
 
@@ -56,6 +57,16 @@ def test_channels_are_the_powers_of_the_induced_adjacency(layout: RowLayout, cp:
     assert difference[:, known_pairs(topology, layout)].max() <= TOLERANCE
     assert not got[:, :, rows:].any()
     assert not got[:, :, :, rows:].any()
+
+
+@pytest.mark.parametrize("at_once", [0.1, 0.5, 1, 2])
+def test_channels_built_in_pieces_are_the_same(at_once: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = RowLayout(9, 3, 2)
+    topology = make_topology(layout)
+    assert topology.real.shape[0] > at_once
+    together = whole(topology, layout)
+    monkeypatch.setattr(bias, "MOST_PAIRS", int(at_once * layout.sequence_rows**2))
+    torch.testing.assert_close(whole(topology, layout), together, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -6,13 +6,16 @@ Q distinct clusters of a sequence, M bias channels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from megagraph_cli.layout.rows import RowLayout
 from megagraph_cli.model.drop import Drop, place_key
+
+MOST_PAIRS = 1 << 20
+"""Pairs of rows whose adjacency is dense at the same time: 4 MiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Topology:
     coarse_scale: Tensor
     coarse_index: Tensor
     real: Tensor
+
+    def sequences(self, start: int, stop: int) -> Topology:
+        """Some consecutive sequences; no copies."""
+        return Topology(*(getattr(self, field.name)[start:stop] for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -107,9 +114,13 @@ def build_bias(
     rows = layout.rows_per_rank
     by_pair = topology.node_scale.new_zeros((batch, rows, layout.padded_rows, powers), dtype=dtype)
     features = by_pair.permute(3, 0, 1, 2)
-    _fill_nodes(features, topology, layout, cp_rank)
-    if layout.num_super:
-        _fill_supers(features, topology, layout, cp_rank)
+    # A dense adjacency is as large as a channel of all rows, which a rank of several never holds: a few at a time.
+    most = max(1, MOST_PAIRS // layout.sequence_rows**2)
+    for start in range(0, batch, most):
+        part = topology.sequences(start, start + most)
+        _fill_nodes(features[:, start : start + most], part, layout, cp_rank)
+        if layout.num_super:
+            _fill_supers(features[:, start : start + most], part, layout, cp_rank)
     if scale != 1.0:
         by_pair *= scale
     return AttentionBias(
@@ -123,12 +134,44 @@ def build_bias(
     )
 
 
-def _adjacency(bits: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Normalised adjacency [B, n, n] from packed bits [B, n, ceil(n/8)] and row scales [B, n]."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    dense = ((bits.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., : scale.shape[-1]].to(dtype)
-    scale = scale.to(dtype)
-    return dense.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
+class _Adjacency:
+    """Normalised adjacency [B, n, n] as packed bits [B, n, ceil(n/8)] and row scales [B, n]: dense where it is used.
+
+    It is symmetric, so that some of its columns are some of its rows.
+    """
+
+    def __init__(self, bits: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        self._bits, self._scale = bits, scale.to(dtype)
+        batch, self._size = scale.shape
+        self._step = max(1, MOST_PAIRS // max(1, batch * self._size))
+        self._whole = self._dense(bits, self._scale) if self._step >= self._size else None
+
+    def _dense(self, bits: Tensor, scale: Tensor) -> Tensor:
+        """Rows [B, r, n] of these bits and scales."""
+        shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+        found = ((bits.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., : self._size].to(scale.dtype)
+        return found.mul_(scale.unsqueeze(-1)).mul_(self._scale.unsqueeze(-2))
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Consecutive rows [B, stop - start, n]."""
+        if self._whole is not None:
+            return self._whole[:, start:stop]
+        return self._dense(self._bits[:, start:stop], self._scale[:, start:stop])
+
+    def chosen(self, places: Tensor) -> Tensor:
+        """Rows [B, r, n] at ``places`` int64 [B, r]."""
+        bits = torch.gather(self._bits, 1, places.unsqueeze(-1).expand(-1, -1, self._bits.shape[-1]))
+        return self._dense(bits, torch.gather(self._scale, 1, places))
+
+    def after(self, x: Tensor) -> Tensor:
+        """x @ A for x [B, r, n]."""
+        if self._whole is not None:
+            return x @ self._whole
+        out = torch.empty_like(x)
+        for start in range(0, self._size, self._step):
+            part = slice(start, start + self._step)
+            torch.matmul(x, self.rows(part.start, part.stop).transpose(1, 2), out=out[:, :, part])
+        return out
 
 
 def _fill_nodes(features: Tensor, topology: Topology, layout: RowLayout, cp_rank: int) -> None:
@@ -136,34 +179,31 @@ def _fill_nodes(features: Tensor, topology: Topology, layout: RowLayout, cp_rank
     first, last = min(rows.start, layout.num_nodes), min(rows.stop, layout.num_nodes)
     if first == last:
         return
-    adjacency_BNN = _adjacency(topology.node_bits, topology.node_scale, features.dtype)
-    power = adjacency_BNN[:, first:last]
+    adjacency = _Adjacency(topology.node_bits, topology.node_scale, features.dtype)
+    power_BrN = adjacency.rows(first, last)
     for channel in range(features.shape[0]):
-        features[channel, :, : last - first, : layout.num_nodes] = power
+        features[channel, :, : last - first, : layout.num_nodes] = power_BrN
         if channel + 1 < features.shape[0]:
-            power = power @ adjacency_BNN
+            power_BrN = adjacency.after(power_BrN)
 
 
 def _fill_supers(features: Tensor, topology: Topology, layout: RowLayout, cp_rank: int) -> None:
-    """Pairs with a super node: powers of the coarse adjacency, its columns of super nodes only (thin products)."""
+    """Pairs with a super node: powers of the coarse adjacency, its rows of super nodes only (thin products)."""
     nodes, columns = layout.num_nodes, layout.num_nodes + layout.num_super
     rows = layout.rows_of(cp_rank)
-    coarse_BQQ = _adjacency(topology.coarse_bits, topology.coarse_scale, features.dtype)
+    coarse = _Adjacency(topology.coarse_bits, topology.coarse_scale, features.dtype)
     place = topology.coarse_index.long()
-    thin = place[:, None, nodes:].expand(-1, coarse_BQQ.shape[1], -1)
-    power = torch.gather(coarse_BQQ, 2, thin)
+    power_BsQ = coarse.chosen(place[:, nodes:])
     mine = slice(min(rows.start, columns), min(rows.stop, columns))
     supers = slice(min(max(rows.start, nodes), columns), min(max(rows.stop, nodes), columns))
     for channel in range(features.shape[0]):
-        pairs = torch.gather(power, 1, place[:, :, None].expand(-1, -1, layout.num_super))
-        features[channel, :, : mine.stop - mine.start, nodes:columns] = pairs[:, mine]
+        pairs = torch.gather(power_BsQ, 2, place[:, None, :].expand(-1, layout.num_super, -1))
+        features[channel, :, : mine.stop - mine.start, nodes:columns] = pairs[:, :, mine].transpose(1, 2)
         local = slice(supers.start - rows.start, supers.stop - rows.start)
         if supers.stop > supers.start:
-            features[channel, :, local, :columns] = pairs[:, :, supers.start - nodes : supers.stop - nodes].transpose(
-                1, 2
-            )
+            features[channel, :, local, :columns] = pairs[:, supers.start - nodes : supers.stop - nodes]
         if channel + 1 < features.shape[0]:
-            power = coarse_BQQ @ power
+            power_BsQ = coarse.after(power_BsQ)
 
 
 def _padded_keys(real: Tensor, layout: RowLayout) -> Tensor:
