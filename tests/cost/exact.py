@@ -16,7 +16,7 @@ from tests.cost.oracle import Answer, Oracle
 RELATIVE = 1e-9
 """Both sides sum at most some hundred float64 terms; 1e-9 is far above that and the search's own tolerance."""
 ROUNDED_BYTES = 4
-"""A sum of terms may be a byte more or less on either side, after rounding up: no limit lies that near to a need."""
+"""Terms are rounded up to bytes, and either side sums them in its own order: no limit lies that near to a need."""
 LONG_FROM = 1000
 """Seeds from here on have 24 layers on up to 4 stages, or 12 on up to 8."""
 SHARES = (0.0, 0.02, 0.1, 0.3, 1.0)
@@ -62,10 +62,11 @@ def compare(seed: int) -> None:
     best = min(plan.step_s for plan in within)
     assert found.best.choice.step_s == pytest.approx(best, rel=2 * RELATIVE), seed
     fewest = min(plan.peak for plan in within if plan.step_s <= best * (1 + RELATIVE))
-    assert found.best.choice.peak_bytes == fewest, seed
+    assert abs(found.best.choice.peak_bytes - fewest) <= ROUNDED_BYTES, seed
     assert (found.num_candidates, found.num_feasible) == (len(plans), len(within)), seed
     front = front_of(within)
-    assert [item.choice.peak_bytes for item in found.pareto] == [peak for _, peak in front], seed
+    peaks = [peak for _, peak in front]
+    assert [item.choice.peak_bytes for item in found.pareto] == pytest.approx(peaks, rel=0, abs=ROUNDED_BYTES), seed
     steps = [step_s for step_s, _ in front]
     assert [item.choice.step_s for item in found.pareto] == pytest.approx(steps, rel=3 * RELATIVE), seed
     assert found.max_gap == 0.0, seed
