@@ -15,8 +15,9 @@ from tests.cost.oracle import Answer, Oracle
 
 RELATIVE = 1e-9
 """Both sides sum at most some hundred float64 terms; 1e-9 is far above that and the search's own tolerance."""
-ROUNDED_BYTES = 4
-"""Terms are rounded up to bytes, and either side sums them in its own order: no limit lies that near to a need."""
+ROUNDED_BYTES = 64
+"""Terms are rounded up to bytes, some of them before they count once for each micro-batch in flight: no limit lies
+that near to a need."""
 LONG_FROM = 1000
 """Seeds from here on have 24 layers on up to 4 stages, or 12 on up to 8."""
 SHARES = (0.0, 0.02, 0.1, 0.3, 1.0)

@@ -91,6 +91,7 @@ class Oracle:
         self.input_parameters = graph["features"] * d + d + tokens * d
         self.layer_parameters = 4 * (d * d + d) + powers * heads + heads + 4 * d + d * f + f + f * d + d
         self.head_parameters = 2 * d + d * graph["classes"] + graph["classes"]
+        self.pool = graph["nodes"] + graph["clusters"]
         self.shared_parameters = tokens * powers
         # Splits share their stages: each stage's figures are worked out once.
         self.seconds = cache(self._seconds)
@@ -171,15 +172,21 @@ class Oracle:
             found.append(("head", self.term("saved_bytes", head__call=1, head__targets=b, head__rows=t)))
         return found
 
+    def distinct(self, draws: int) -> float:
+        """Rows of the graph, nodes and clusters, that so many even draws are expected to touch."""
+        return self.pool * (1 - math.exp(-draws / self.pool))
+
     def working(self, quantity: str, module: str, b: int, r: int, cp: int, way: tuple[str, str]) -> float:
         t = b * r
         values: dict[str, float] = {"call": 1, "sequences": b, "rows": t, "scores": b * r * r * cp}
         name = module
+        if module == "input":
+            values["distinct"] = self.distinct(t)
         if module in ("layer", "last_layer"):
             name += "" if way[0] == "none" else "_full"
             if cp > 1:
                 gathered = module == "layer" and way[1] == "allgather"
-                values |= {"allgather_rows": cp * t} if gathered else {"ring_rows": t}
+                values |= {"allgather_rows": cp * t, "allgather_own_rows": t} if gathered else {"ring_rows": t}
         growing = self.term(quantity, **{f"{name}__{key}": value for key, value in values.items()})
         floor = self.terms.get(quantity.replace("transient", "floor"), {})
         return max(growing, floor.get(f"{name}.call", 0.0) - floor.get(f"{name}.less_rows", 0.0) * t)
@@ -201,6 +208,8 @@ class Oracle:
         modules = self.saved(b, r, cp, middle, first, last, way[0])
         saved = sum(size for _, size in modules)
         batches = {m: self.term("batch_bytes", **{f"{m}__sequences": b, f"{m}__rows": b * r}) for m, _ in modules}
+        if first:
+            batches["input"] += self.term("batch_bytes", input__distinct=self.distinct(b * r))
         if not middle:
             batches["layer"] = 0.0
         batch = max(batches["layer"], batches.get("last_layer", 0.0)) + batches.get("input", 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from megagraph_cli.cost.terms import (
     never_measured,
     over,
     p2p_regressors,
+    pool_of,
     profile_call,
     sample_regressors,
 )
@@ -31,6 +34,7 @@ LINK_TIMES = frozenset(f"{over(link, op)}_s" for op in ("p2p", "all_reduce") for
 TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "construct_s", "gather_s"}) | LINK_TIMES
 PASSES = ("forward_s", "backward_s")
 NO_SIZE = Size()
+MARGIN_FOLDS = 4
 HOLD_OUT_EVERY = 4
 HOLD_OUT_FROM = 6
 """A group of fewer samples is too small to spare one."""
@@ -54,13 +58,15 @@ class Observation:
 def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
     """Coefficients of every term, held-out quality and margin; a function of the profile.
 
-    The coefficients come from all samples; quality and margin from a fit that left every fourth sample of a group
-    out. ``sets`` are the ``--set`` texts with which ``mgraph profile`` measures this workload.
+    The coefficients come from all samples; quality from a fit that left every fourth sample of a group out, the margin
+    from four that together left every sample out. ``sets`` are the ``--set`` texts with which ``mgraph profile``
+    measures this workload.
     Raises MgraphError (exit 4) where the profile lacks a term that every plan needs.
     """
     usable = [sample for sample in profile.compute if not sample.out_of_memory]
     _check_complete(profile, usable, sets)
-    observations = compute_observations(usable) + link_observations(profile) + host_observations(profile)
+    pool = pool_of(profile.workload)
+    observations = compute_observations(usable, pool) + link_observations(profile) + host_observations(profile)
     held_out = _held_out(observations)
     # Found without what is held out, as every coefficient that is judged by it.
     found = _find_break([item for item, out in zip(observations, held_out, strict=True) if not out])
@@ -74,8 +80,8 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
         [_predicted(trial, item) for item in times],
         num_fit=sum(item.quantity in TIMES for item in kept),
     )
-    memory_quality, relative = _judge_memory(usable, trial)
-    terms["margin"] = {"relative": relative}
+    memory_quality = _judge_memory(usable, trial, pool)
+    terms["margin"] = {"relative": _margin(usable, pool)}
     if found is not None:
         largest = max((size_of(sample) for sample in usable), key=lambda size: (size.tokens, size.microbatch))
         terms["cache"] = found.terms(largest)
@@ -101,7 +107,7 @@ def _check_complete(profile: Profile, usable: Sequence[ComputeSample], sets: Seq
             raise never_measured(f"the host's {op} time", remedy)
 
 
-def size_of(sample: ComputeSample) -> Size:
+def size_of(sample: ComputeSample, pool: float = math.inf) -> Size:
     """The size at which a compute sample's regressors are taken."""
     return Size(
         layers=sample.num_layers if sample.module == "layer" else 0,
@@ -112,6 +118,7 @@ def size_of(sample: ComputeSample) -> Size:
         recompute=sample.recompute,
         context=sample.context,
         link=sample.link,
+        pool=pool,
     )
 
 
@@ -131,11 +138,11 @@ def _values(sample: ComputeSample) -> dict[str, float]:
     }
 
 
-def compute_observations(samples: Sequence[ComputeSample]) -> list[Observation]:
-    """Every quantity of every compute sample."""
+def compute_observations(samples: Sequence[ComputeSample], pool: float) -> list[Observation]:
+    """Every quantity of every compute sample; ``pool`` as in ``terms.Size``."""
     found = []
     for sample in samples:
-        size = size_of(sample)
+        size = size_of(sample, pool)
         place = (sample.cp, sample.rows, sample.microbatch_size, sample.num_layers, float(size.parameters_bytes))
         for quantity, value in _values(sample).items():
             regressors = sample_regressors(quantity, sample.module, size)
@@ -235,35 +242,53 @@ def _predicted(terms: dict[str, dict[str, float]], item: Observation) -> float:
     return float(with_floor(terms, item.quantity, next(iter(item.regressors)).split(".")[0], item.size, value))
 
 
-def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, float]]) -> tuple[Quality, float]:
-    """Quality on held-out compute samples, and the margin: the worst error as a share of the predicted.
-
-    Where nothing could be held out the margin comes from the samples that were fitted.
-    """
+def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, float]], pool: float) -> Quality:
+    """Quality on held-out compute samples."""
     samples = [sample for sample in usable if sample.module != "optimizer"]
-    observations = [item for item in compute_observations(samples) if item.quantity == "batch_bytes"]
-    held_out = _held_out(observations)
-    measured, predicted = [], []
-    fitted_under = 0.0
-    for sample, out in zip(samples, held_out, strict=True):
-        truth = _whole_peak(sample, _values(sample))
-        guess = _whole_peak(sample, _predicted_values(sample, trial))
-        if out:
-            measured.append(truth)
-            predicted.append(guess)
-        elif guess > 0:
-            fitted_under = max(fitted_under, (truth - guess) / guess)
-    quality = _quality(measured, predicted, num_fit=len(samples) - len(measured))
-    # In either direction: what was foretold too high at one size may be foretold too low at another.
-    errors = [abs(truth - guess) / guess for truth, guess in zip(measured, predicted, strict=True) if guess > 0]
-    relative = max([0.0, *errors]) if measured else fitted_under
-    return quality, float(f"{relative:.6g}")
+    observations = [item for item in compute_observations(samples, pool) if item.quantity == "batch_bytes"]
+    chosen = [sample for sample, out in zip(samples, _held_out(observations), strict=True) if out]
+    measured = [_whole_peak(sample, _values(sample)) for sample in chosen]
+    predicted = [_whole_peak(sample, _predicted_values(sample, trial, pool)) for sample in chosen]
+    return _quality(measured, predicted, num_fit=len(samples) - len(measured))
 
 
-def _predicted_values(sample: ComputeSample, terms: dict[str, dict[str, float]]) -> dict[str, float]:
-    return {
-        item.quantity: _predicted(terms, item) for item in compute_observations([sample]) if item.quantity not in TIMES
-    }
+def _margin(usable: Sequence[ComputeSample], pool: float) -> float:
+    """The most by which a sample is above what the others foretell of it, as a share of a stage that has it.
+
+    Every sample is left out once, a quarter of them at a time, neighbours in size in different quarters. No stage is
+    smaller than one layer of the same size, so that an input's or a head's bytes weigh as they do in a plan.
+    """
+    modules = sorted((sample for sample in usable if sample.module != "optimizer"), key=_sorted_by)
+    rest = [sample for sample in usable if sample.module == "optimizer"]
+    stages: dict[tuple[int, int, int], float] = {}
+    for sample in modules:
+        if sample.module in ("layer", "last_layer"):
+            peak = _whole_peak(sample, _values(sample))
+            stages[_place(sample)] = min(peak, stages.get(_place(sample), peak))
+    most = 0.0
+    for fold in range(MARGIN_FOLDS):
+        kept = [sample for place, sample in enumerate(modules) if place % MARGIN_FOLDS != fold]
+        trial = _fit_terms(compute_observations([*kept, *rest], pool))
+        for sample in modules[fold::MARGIN_FOLDS]:
+            guess = _whole_peak(sample, _predicted_values(sample, trial, pool))
+            least = max(guess, stages.get(_place(sample), 0.0))
+            if least > 0:
+                most = max(most, (_whole_peak(sample, _values(sample)) - guess) / least)
+    return float(f"{most:.6g}")
+
+
+def _place(sample: ComputeSample) -> tuple[int, int, int]:
+    return sample.cp, sample.rows, sample.microbatch_size
+
+
+def _sorted_by(sample: ComputeSample) -> tuple[Any, ...]:
+    what = (sample.module, sample.recompute, sample.context, sample.link)
+    return (*what, sample.cp, sample.num_layers, sample.microbatch_size, sample.rows)
+
+
+def _predicted_values(sample: ComputeSample, terms: dict[str, dict[str, float]], pool: float) -> dict[str, float]:
+    observations = compute_observations([sample], pool)
+    return {item.quantity: _predicted(terms, item) for item in observations if item.quantity not in TIMES}
 
 
 def _whole_peak(sample: ComputeSample, values: dict[str, float]) -> float:

@@ -28,6 +28,7 @@ from megagraph_cli.cost.terms import (
     over,
     p2p_regressors,
     part_regressors,
+    pool_of,
     profile_call,
 )
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
@@ -93,7 +94,7 @@ class Predictor:
     def size(self, setting: Setting, layers: Any = 0) -> Size:
         """A micro-batch of the setting, through ``layers`` middle layers."""
         link = self._link(setting, "cp")
-        key = (setting.dims, setting.num_microbatches, setting.recompute, setting.context, link)
+        key = (setting.dims, setting.num_microbatches, setting.recompute, setting.context, link, pool_of(self.workload))
         if key not in self._sizes:
             dims = setting.dims
             targets = microbatch_targets(self.workload.batch.batch_size, dims.dp, setting.num_microbatches)

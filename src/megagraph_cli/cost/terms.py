@@ -8,6 +8,7 @@ every prediction grows with every size (paper.md, "Profile -> Model -> Search").
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Size:
 
     ``layers`` middle layers in a row (a number, or an array of them), ``microbatch`` sequences of ``rows`` rows on
     each of ``cp`` context ranks, ``parameters_bytes`` of weights (a number or an array). ``recompute`` and
-    ``context`` are how layers run, as in plan.json; ``link`` is what connects the context ranks.
+    ``context`` are how layers run, as in plan.json; ``link`` is what connects the context ranks. ``pool`` is the
+    number of rows that the graph has features for.
     """
 
     layers: Any = 0
@@ -42,6 +44,7 @@ class Size:
     recompute: str = "none"
     context: str = "ring"
     link: str = "host"
+    pool: float = math.inf
 
     @property
     def way(self) -> str:
@@ -54,9 +57,19 @@ class Size:
         return self.microbatch * self.rows
 
     @property
+    def distinct(self) -> float:
+        """Rows of the graph that b R draws from all of them are expected to be: each is embedded once."""
+        return self.tokens if math.isinf(self.pool) else -self.pool * math.expm1(-self.tokens / self.pool)
+
+    @property
     def scores(self) -> int:
         """Entries of one head's score matrix on this rank, padding included: b R (cp R)."""
         return self.tokens * self.rows * self.cp
+
+
+def pool_of(workload: Workload) -> float:
+    """Rows of the workload's graph that have features: nodes and super nodes."""
+    return math.inf if workload.graph is None else workload.graph.nodes + workload.graph.clusters
 
 
 def over(link: str, name: str) -> str:
@@ -150,11 +163,13 @@ def _transient(module: str) -> Callable[[Size], Regressors]:
             f"{prefix}.rows": size.tokens,
             f"{prefix}.scores": size.scores,
         }
+        if module == "input":
+            own[f"{prefix}.distinct"] = size.distinct
         if is_layer and size.cp > 1:
             gathered = module == "layer" and size.context == "allgather"
-            # A ring holds a block or two of other ranks' rows, an all-gather those of all.
+            # A ring holds a block or two of other ranks' rows, an all-gather those of all beside its own work's.
             own |= (
-                {f"{prefix}.allgather_rows": size.cp * size.tokens}
+                {f"{prefix}.allgather_rows": size.cp * size.tokens, f"{prefix}.allgather_own_rows": size.tokens}
                 if gathered
                 else {f"{prefix}.ring_rows": size.tokens}
             )
@@ -165,7 +180,8 @@ def _transient(module: str) -> Callable[[Size], Regressors]:
 
 def _batch(prefix: str) -> Callable[[Size], Regressors]:
     def regressors(size: Size) -> Regressors:
-        return {f"{prefix}.sequences": size.microbatch, f"{prefix}.rows": size.tokens}
+        own: Regressors = {f"{prefix}.sequences": size.microbatch, f"{prefix}.rows": size.tokens}
+        return own | {f"{prefix}.distinct": size.distinct} if prefix == "input" else own
 
     return regressors
 
