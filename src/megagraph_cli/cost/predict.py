@@ -94,12 +94,13 @@ class Predictor:
     def size(self, setting: Setting, layers: Any = 0) -> Size:
         """A micro-batch of the setting, through ``layers`` middle layers."""
         link = self._link(setting, "cp")
-        key = (setting.dims, setting.num_microbatches, setting.recompute, setting.context, link, pool_of(self.workload))
+        key = (setting.dims, setting.num_microbatches, setting.recompute, setting.context, link)
         if key not in self._sizes:
             dims = setting.dims
             targets = microbatch_targets(self.workload.batch.batch_size, dims.dp, setting.num_microbatches)
             rows = self.workload.batch.rows(dims.cp).rows_per_rank
-            self._sizes[key] = Size(0, targets, rows, dims.cp, 0, setting.recompute, setting.context, link)
+            way = (setting.recompute, setting.context, link)
+            self._sizes[key] = Size(0, targets, rows, dims.cp, 0, *way, pool_of(self.workload))
         return self._sizes[key] if isinstance(layers, int) and not layers else replace(self._sizes[key], layers=layers)
 
     @cached_property
