@@ -101,7 +101,11 @@ def browser(folder: Path) -> Iterator[Browser]:
                 session.quit()
         finally:
             driver.terminate()
-            driver.wait(30)
+            try:
+                driver.wait(30)
+            except subprocess.TimeoutExpired:
+                driver.kill()
+                driver.wait()
 
 
 def _await(address: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -216,3 +218,59 @@ def test_bytes_of_two_moments_are_told_apart() -> None:
 def test_a_single_moment_has_no_floor() -> None:
     terms = fit(planted.profile()).terms
     assert terms["forward_floor_bytes"] == terms["backward_floor_bytes"] == {}
+
+
+def gathered(profile: Profile, share: Callable[[int, int], float]) -> Profile:
+    """The profile with ``share(cp, tokens)`` bytes more in the backward of gathered layers than in a ring's."""
+
+    def changed(sample: ComputeSample) -> ComputeSample:
+        if sample.module != "layer" or sample.context != "allgather":
+            return sample
+        peak = sample.memory["backward_peak"] + round(share(sample.cp, sample.microbatch_size * sample.rows))
+        return sample.model_copy(update={"memory": sample.memory | {"backward_peak": peak}})
+
+    return profile.model_copy(update={"compute": [changed(sample) for sample in profile.compute]})
+
+
+def test_gathered_rows_grow_with_cp_also_where_one_degree_was_measured() -> None:
+    """At cp = 2 alone a rank's own rows and all gathered ones are the same column: the growing one must win."""
+    terms = fit(gathered(planted.profile(gpus=2), lambda cp, tokens: 400.0 * cp * tokens)).terms
+    found = terms["backward_transient_bytes"]
+    assert found["layer.allgather_own_rows"] == 0.0
+    assert found["layer.allgather_rows"] == pytest.approx(400.0, rel=0.02)
+
+
+def test_gathered_rows_and_own_ones_are_told_apart_by_two_degrees() -> None:
+    terms = fit(gathered(planted.profile(gpus=4), lambda cp, tokens: (400.0 * cp + 900.0) * tokens)).terms
+    found = terms["backward_transient_bytes"]
+    got = found["layer.allgather_rows"], found["layer.allgather_own_rows"]
+    assert got == pytest.approx((400.0, 900.0), rel=0.02)
+
+
+def test_a_node_shown_twice_is_embedded_once() -> None:
+    """Input bytes in proportion to the distinct rows of V that b R even draws touch."""
+    profile = planted.profile(work=planted.workload(4, 1024))
+    graph = profile.workload.graph
+    assert graph is not None
+    pool = 600
+    small = graph.model_copy(update={"nodes": pool - graph.clusters})
+    workload = profile.workload.model_copy(update={"graph": small})
+
+    def changed(sample: ComputeSample) -> ComputeSample:
+        if sample.module != "input":
+            return sample
+        distinct = pool * (1 - math.exp(-sample.microbatch_size * sample.rows / pool))
+        return sample.model_copy(update={"memory": sample.memory | {"batch": round(3000 * distinct)}})
+
+    compute = [changed(sample) for sample in profile.compute]
+    found = fit(profile.model_copy(update={"workload": workload, "compute": compute})).terms["batch_bytes"]
+    assert found["input.distinct"] == pytest.approx(3000, rel=0.01)
+    assert found["input.rows"] == pytest.approx(0, abs=30)
+
+
+def test_modules_measured_at_one_size_do_not_widen_the_margin() -> None:
+    """Nothing tells what a module needs at the only size that it was measured at: it is never left out."""
+    profile = planted.profile()
+    few = [sample for sample in profile.compute if sample.module != "input" or sample.microbatch_size == 64]
+    whole = fit(profile).terms["margin"]["relative"]
+    assert fit(profile.model_copy(update={"compute": few})).terms["margin"]["relative"] <= whole + 0.01

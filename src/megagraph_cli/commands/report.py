@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from html import escape
 
 from megagraph_cli.artifacts.plan import BriefPlan
@@ -110,8 +109,8 @@ def _others(request: SearchRequest, searched: Searched) -> str:
     for each in found[:MOST_OTHERS]:
         setting = each.candidate.setting
         verdict, because = each.verdict, "; ".join(each.because) or "as chosen"
-        if verdict == "lost" and each.candidate.step_s < chosen.step_s:
-            verdict, because = "left out", f"faster, but the search was told {_pinned(pins_of(request))}"
+        if verdict == "lost" and each.candidate.step_s < chosen.step_s and (told := _violated(request, each)):
+            verdict, because = "left out", f"faster, but the search was told {told}"
         cells = [
             str(setting.dims),
             verdict,
@@ -124,14 +123,19 @@ def _others(request: SearchRequest, searched: Searched) -> str:
     return f'<table id="others"><tr>{header}</tr>{"".join(rows)}</table>'
 
 
-def _pinned(pins: Pins) -> str:
-    """The flags that left plans out."""
-    told = {field.name.removeprefix("num_"): getattr(pins, field.name) for field in fields(pins)}
-    return " ".join(
-        f"--{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
-        for name, value in told.items()
-        if value is not None
-    )
+def _violated(request: SearchRequest, found: Explanation) -> str:
+    """The flags that left a plan out; empty where none did."""
+    pins, setting = pins_of(request), found.candidate.setting
+    asked = {
+        "pp": (pins.pp, setting.dims.pp),
+        "cp": (pins.cp, setting.dims.cp),
+        "dp": (pins.dp, setting.dims.dp),
+        "microbatches": (pins.num_microbatches, setting.num_microbatches),
+        "schedule": (pins.schedule, setting.schedule),
+        "recompute": (pins.recompute, setting.recompute),
+        "context": (pins.context, setting.context),
+    }
+    return " ".join(f"--{name} {pin}" for name, (pin, got) in asked.items() if pin is not None and pin != got)
 
 
 def _explained(request: SearchRequest, searched: Searched, dims: ParallelDims, chosen: PlanCost) -> Explanation | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,10 @@ TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "construct_s", "gat
 PASSES = ("forward_s", "backward_s")
 NO_SIZE = Size()
 MARGIN_FOLDS = 4
+LEAST_SIZES = 3
+"""Micro-batches that samples of one module must have been measured at, that one may be left out."""
+LEAST_SHARE_DRAWN = 0.3
+"""Rows drawn, as a share of the graph's, from which on distinct ones are fewer by more than a seventh."""
 HOLD_OUT_EVERY = 4
 HOLD_OUT_FROM = 6
 """A group of fewer samples is too small to spare one."""
@@ -81,7 +85,7 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
         num_fit=sum(item.quantity in TIMES for item in kept),
     )
     memory_quality = _judge_memory(usable, trial, pool)
-    terms["margin"] = {"relative": _margin(usable, pool)}
+    terms["margin"] = {"relative": _margin(usable, terms, pool)}
     if found is not None:
         largest = max((size_of(sample) for sample in usable), key=lambda size: (size.tokens, size.microbatch))
         terms["cache"] = found.terms(largest)
@@ -222,19 +226,42 @@ def _fit_terms(observations: Sequence[Observation]) -> dict[str, dict[str, float
         if quantity == "saved_bytes":
             # Gathered rows are not saved, but a CPU's collectives free them on threads that no meter follows.
             mine = [item for item in mine if item.size.context != "allgather"] or mine
+        open_ = _undetermined(mine)
+        mine = [replace(item, regressors=_without(item.regressors, open_)) for item in mine]
         if quantity in FLOORS:
             samples = [Sample(item.regressors, item.size, item.value) for item in mine]
             terms[quantity], terms[FLOORS[quantity]] = fit_moments(samples)
         else:
             terms[quantity] = fit_coefficients([item.regressors for item in mine], [item.value for item in mine])
+        terms[quantity] = dict(sorted((terms[quantity] | dict.fromkeys(open_, 0.0)).items()))
     return terms
+
+
+def _undetermined(observations: Sequence[Observation]) -> frozenset[str]:
+    """Coefficients that these samples cannot tell from another one, which grows faster: they are left at zero.
+
+    Gathered rows grow with cp, so two degrees must tell them from a rank's own. Distinct rows are all rows where few
+    are drawn.
+    """
+    found = set()
+    for name in {name for item in observations for name in item.regressors}:
+        sizes = [item.size for item in observations if name in item.regressors]
+        if name.endswith(".allgather_own_rows") and len({size.cp for size in sizes}) < 2:
+            found.add(name)
+        if name.endswith(".distinct") and max(size.tokens / size.pool for size in sizes) < LEAST_SHARE_DRAWN:
+            found.add(name)
+    return frozenset(found)
+
+
+def _without(regressors: Regressors, names: frozenset[str]) -> Regressors:
+    return {name: value for name, value in regressors.items() if name not in names}
 
 
 def _order(item: Observation) -> tuple[str, tuple[float, ...], float]:
     return item.group, item.place, item.value
 
 
-def _predicted(terms: dict[str, dict[str, float]], item: Observation) -> float:
+def _predicted(terms: Mapping[str, Mapping[str, float]], item: Observation) -> float:
     # A trial fit that held the only sample of a coefficient out predicts without it: that is its error.
     known = terms.get(item.quantity, {})
     regressors = {name: value for name, value in item.regressors.items() if name in known}
@@ -252,29 +279,40 @@ def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, fl
     return _quality(measured, predicted, num_fit=len(samples) - len(measured))
 
 
-def _margin(usable: Sequence[ComputeSample], pool: float) -> float:
+def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, float]], pool: float) -> float:
     """The most by which a sample is above what the others foretell of it, as a share of a stage that has it.
 
-    Every sample is left out once, a quarter of them at a time, neighbours in size in different quarters. No stage is
-    smaller than one layer of the same size, so that an input's or a head's bytes weigh as they do in a plan.
+    Every sample whose module was measured at enough sizes is left out once, a quarter of them at a time, neighbours in
+    size in different quarters; any other is held against ``terms``, which were fitted to it too. No stage is smaller
+    than one layer of the same size, so that an input's or a head's bytes weigh as they do in a plan of one micro-batch.
     """
     modules = sorted((sample for sample in usable if sample.module != "optimizer"), key=_sorted_by)
-    rest = [sample for sample in usable if sample.module == "optimizer"]
+    sizes: dict[tuple[Any, ...], set[int]] = {}
     stages: dict[tuple[int, int, int], float] = {}
     for sample in modules:
+        sizes.setdefault(_sorted_by(sample)[:MODULE_KEYS], set()).add(sample.microbatch_size)
         if sample.module in ("layer", "last_layer"):
             peak = _whole_peak(sample, _values(sample))
             stages[_place(sample)] = min(peak, stages.get(_place(sample), peak))
-    most = 0.0
+
+    def above(sample: ComputeSample, foretold: Mapping[str, Mapping[str, float]]) -> float:
+        guess = _whole_peak(sample, _predicted_values(sample, foretold, pool))
+        least = max(guess, stages.get(_place(sample), 0.0))
+        return (_whole_peak(sample, _values(sample)) - guess) / least if least > 0 else 0.0
+
+    spared = [sample for sample in modules if len(sizes[_sorted_by(sample)[:MODULE_KEYS]]) >= LEAST_SIZES]
+    rest = [sample for sample in usable if sample not in spared]
+    most = max([0.0, *(above(sample, terms) for sample in rest if sample.module != "optimizer")])
     for fold in range(MARGIN_FOLDS):
-        kept = [sample for place, sample in enumerate(modules) if place % MARGIN_FOLDS != fold]
-        trial = _fit_terms(compute_observations([*kept, *rest], pool))
-        for sample in modules[fold::MARGIN_FOLDS]:
-            guess = _whole_peak(sample, _predicted_values(sample, trial, pool))
-            least = max(guess, stages.get(_place(sample), 0.0))
-            if least > 0:
-                most = max(most, (_whole_peak(sample, _values(sample)) - guess) / least)
+        kept = [sample for place, sample in enumerate(spared) if place % MARGIN_FOLDS != fold]
+        observations = compute_observations([*kept, *rest], pool)
+        trial = _fit_terms([item for item in observations if item.quantity not in TIMES])
+        most = max([most, *(above(sample, trial) for sample in spared[fold::MARGIN_FOLDS])])
     return float(f"{most:.6g}")
+
+
+MODULE_KEYS = 6
+"""How many entries of ``_sorted_by`` tell what was measured; the others tell at which size."""
 
 
 def _place(sample: ComputeSample) -> tuple[int, int, int]:
@@ -282,11 +320,11 @@ def _place(sample: ComputeSample) -> tuple[int, int, int]:
 
 
 def _sorted_by(sample: ComputeSample) -> tuple[Any, ...]:
-    what = (sample.module, sample.recompute, sample.context, sample.link)
-    return (*what, sample.cp, sample.num_layers, sample.microbatch_size, sample.rows)
+    what = (sample.module, sample.recompute, sample.context, sample.link, sample.cp, sample.num_layers)
+    return (*what, sample.microbatch_size, sample.rows, tuple(sorted(sample.memory.items())))
 
 
-def _predicted_values(sample: ComputeSample, terms: dict[str, dict[str, float]], pool: float) -> dict[str, float]:
+def _predicted_values(sample: ComputeSample, terms: Mapping[str, Mapping[str, float]], pool: float) -> dict[str, float]:
     observations = compute_observations([sample], pool)
     return {item.quantity: _predicted(terms, item) for item in observations if item.quantity not in TIMES}
 

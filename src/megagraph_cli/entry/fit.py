@@ -60,7 +60,7 @@ def fit(
     count = cost_model.quality.time.num_held_out
     if learn_from and count < FEW_PLANS:
         screen.warn(
-            f"{count} plans that were run are few to learn from, and say little of how far off a forecast is; "
+            f"{count} are few plans to learn from, and say little of how far off a forecast is; "
             "run more of them with mgraph validate --plans"
         )
     if as_json:
