@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,26 +13,28 @@ from megagraph_cli.artifacts.profile import ComputeSample, Profile
 from megagraph_cli.cost.cache import CacheBreak, LayerSamples, find_break
 from megagraph_cli.cost.floors import FLOORS, Sample, fit_moments, with_floor
 from megagraph_cli.cost.memory import OPTIMIZER_MOMENTS
+from megagraph_cli.cost.observations import (
+    Observation,
+    compute_observations,
+    host_observations,
+    link_observations,
+    size_of,
+    values_of,
+)
 from megagraph_cli.cost.terms import (
     MODULES,
     Regressors,
-    Size,
-    all_reduce_regressors,
     evaluate,
     fit_coefficients,
-    host_regressors,
     never_measured,
     over,
-    p2p_regressors,
     pool_of,
     profile_call,
-    sample_regressors,
 )
 
 LINK_TIMES = frozenset(f"{over(link, op)}_s" for op in ("p2p", "all_reduce") for link in ("host", "network"))
 TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "construct_s", "gather_s"}) | LINK_TIMES
 PASSES = ("forward_s", "backward_s")
-NO_SIZE = Size()
 MARGIN_FOLDS = 4
 LEAST_SIZES = 3
 """Micro-batches that samples of one module must have been measured at, that one may be left out."""
@@ -42,21 +43,6 @@ LEAST_SHARE_DRAWN = 0.3
 HOLD_OUT_EVERY = 4
 HOLD_OUT_FROM = 6
 """A group of fewer samples is too small to spare one."""
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One measured value of a quantity with the regressors that should explain it.
-
-    ``group`` and ``place`` order the samples, so that what is held out does not depend on their order in the file.
-    """
-
-    quantity: str
-    group: str
-    place: tuple[float, ...]
-    regressors: Regressors
-    value: float
-    size: Size = NO_SIZE
 
 
 def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
@@ -109,78 +95,6 @@ def _check_complete(profile: Profile, usable: Sequence[ComputeSample], sets: Seq
     for op in ("construct", "gather"):
         if op not in {sample.op for sample in profile.host}:
             raise never_measured(f"the host's {op} time", remedy)
-
-
-def size_of(sample: ComputeSample, pool: float = math.inf) -> Size:
-    """The size at which a compute sample's regressors are taken."""
-    return Size(
-        layers=sample.num_layers if sample.module == "layer" else 0,
-        microbatch=sample.microbatch_size,
-        rows=sample.rows,
-        cp=sample.cp,
-        parameters_bytes=sample.memory.get("parameters", 0),
-        recompute=sample.recompute,
-        context=sample.context,
-        link=sample.link,
-        pool=pool,
-    )
-
-
-def _values(sample: ComputeSample) -> dict[str, float]:
-    """The quantities that a compute sample is a measurement of."""
-    memory = sample.memory
-    if sample.module == "optimizer":
-        return {"optimizer_s": sample.backward_s, "optimizer_transient_bytes": memory.get("backward_peak", 0)}
-    saved = memory.get("saved", 0)
-    return {
-        "forward_s": sample.forward_s,
-        "backward_s": sample.backward_s,
-        "saved_bytes": saved,
-        "forward_transient_bytes": max(0, memory.get("forward_peak", 0) - saved),
-        "backward_transient_bytes": memory.get("backward_peak", 0),
-        "batch_bytes": memory.get("batch", 0),
-    }
-
-
-def compute_observations(samples: Sequence[ComputeSample], pool: float) -> list[Observation]:
-    """Every quantity of every compute sample; ``pool`` as in ``terms.Size``."""
-    found = []
-    for sample in samples:
-        size = size_of(sample, pool)
-        place = (sample.cp, sample.rows, sample.microbatch_size, sample.num_layers, float(size.parameters_bytes))
-        for quantity, value in _values(sample).items():
-            regressors = sample_regressors(quantity, sample.module, size)
-            group = over(sample.link, f"{sample.module} {sample.recompute} {sample.context}")
-            found.append(Observation(quantity, group, place, regressors, value, size))
-    return found
-
-
-def link_observations(profile: Profile) -> list[Observation]:
-    """Messages to a neighbour and sums over groups."""
-    found = []
-    for sample in profile.comm:
-        place = (sample.group_size, sample.message_bytes)
-        if sample.op == "p2p":
-            regressors = p2p_regressors(sample.message_bytes)
-        else:
-            regressors = all_reduce_regressors(sample.message_bytes, sample.group_size)
-        name = over(sample.link, sample.op)
-        found.append(Observation(f"{name}_s", name, place, regressors, sample.time_s))
-    return found
-
-
-def host_observations(profile: Profile) -> list[Observation]:
-    """Construction of sequences and gathering of their features."""
-    return [
-        Observation(
-            f"{sample.op}_s",
-            sample.op,
-            (sample.threads, sample.targets),
-            host_regressors(sample.targets, sample.threads),
-            sample.time_s,
-        )
-        for sample in profile.host
-    ]
 
 
 def _held_out(observations: Sequence[Observation]) -> list[bool]:
@@ -274,7 +188,7 @@ def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, fl
     samples = [sample for sample in usable if sample.module != "optimizer"]
     observations = [item for item in compute_observations(samples, pool) if item.quantity == "batch_bytes"]
     chosen = [sample for sample, out in zip(samples, _held_out(observations), strict=True) if out]
-    measured = [_whole_peak(sample, _values(sample)) for sample in chosen]
+    measured = [_whole_peak(sample, values_of(sample)) for sample in chosen]
     predicted = [_whole_peak(sample, _predicted_values(sample, trial, pool)) for sample in chosen]
     return _quality(measured, predicted, num_fit=len(samples) - len(measured))
 
@@ -287,20 +201,20 @@ def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, fl
     than one layer of the same size, so that an input's or a head's bytes weigh as they do in a plan of one micro-batch.
     """
     modules = sorted((sample for sample in usable if sample.module != "optimizer"), key=_sorted_by)
-    sizes: dict[tuple[Any, ...], set[int]] = {}
+    sizes: dict[tuple[str | int, ...], set[int]] = {}
     stages: dict[tuple[int, int, int], float] = {}
     for sample in modules:
-        sizes.setdefault(_sorted_by(sample)[:MODULE_KEYS], set()).add(sample.microbatch_size)
+        sizes.setdefault(_measured_of(sample), set()).add(sample.microbatch_size)
         if sample.module in ("layer", "last_layer"):
-            peak = _whole_peak(sample, _values(sample))
+            peak = _whole_peak(sample, values_of(sample))
             stages[_place(sample)] = min(peak, stages.get(_place(sample), peak))
 
     def above(sample: ComputeSample, foretold: Mapping[str, Mapping[str, float]]) -> float:
         guess = _whole_peak(sample, _predicted_values(sample, foretold, pool))
         least = max(guess, stages.get(_place(sample), 0.0))
-        return (_whole_peak(sample, _values(sample)) - guess) / least if least > 0 else 0.0
+        return (_whole_peak(sample, values_of(sample)) - guess) / least if least > 0 else 0.0
 
-    spared = [sample for sample in modules if len(sizes[_sorted_by(sample)[:MODULE_KEYS]]) >= LEAST_SIZES]
+    spared = [sample for sample in modules if len(sizes[_measured_of(sample)]) >= LEAST_SIZES]
     rest = [sample for sample in usable if sample not in spared]
     most = max([0.0, *(above(sample, terms) for sample in rest if sample.module != "optimizer")])
     for fold in range(MARGIN_FOLDS):
@@ -311,17 +225,17 @@ def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, fl
     return float(f"{most:.6g}")
 
 
-MODULE_KEYS = 6
-"""How many entries of ``_sorted_by`` tell what was measured; the others tell at which size."""
-
-
 def _place(sample: ComputeSample) -> tuple[int, int, int]:
     return sample.cp, sample.rows, sample.microbatch_size
 
 
+def _measured_of(sample: ComputeSample) -> tuple[str | int, ...]:
+    """What was measured, whatever its size."""
+    return sample.module, sample.recompute, sample.context, sample.link, sample.cp, sample.num_layers
+
+
 def _sorted_by(sample: ComputeSample) -> tuple[Any, ...]:
-    what = (sample.module, sample.recompute, sample.context, sample.link, sample.cp, sample.num_layers)
-    return (*what, sample.microbatch_size, sample.rows, tuple(sorted(sample.memory.items())))
+    return *_measured_of(sample), sample.microbatch_size, sample.rows, tuple(sorted(sample.memory.items()))
 
 
 def _predicted_values(sample: ComputeSample, terms: Mapping[str, Mapping[str, float]], pool: float) -> dict[str, float]:

@@ -1,0 +1,107 @@
+"""What a profile's samples are measurements of: every quantity with the regressors that should explain it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megagraph_cli.artifacts.profile import ComputeSample, Profile
+from megagraph_cli.cost.terms import (
+    Regressors,
+    Size,
+    all_reduce_regressors,
+    host_regressors,
+    over,
+    p2p_regressors,
+    sample_regressors,
+)
+
+NO_SIZE = Size()
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One measured value of a quantity with the regressors that should explain it.
+
+    ``group`` and ``place`` order the samples, so that what is held out does not depend on their order in the file.
+    """
+
+    quantity: str
+    group: str
+    place: tuple[float, ...]
+    regressors: Regressors
+    value: float
+    size: Size = NO_SIZE
+
+
+def size_of(sample: ComputeSample, pool: float = math.inf) -> Size:
+    """The size at which a compute sample's regressors are taken."""
+    return Size(
+        layers=sample.num_layers if sample.module == "layer" else 0,
+        microbatch=sample.microbatch_size,
+        rows=sample.rows,
+        cp=sample.cp,
+        parameters_bytes=sample.memory.get("parameters", 0),
+        recompute=sample.recompute,
+        context=sample.context,
+        link=sample.link,
+        pool=pool,
+    )
+
+
+def values_of(sample: ComputeSample) -> dict[str, float]:
+    """The quantities that a compute sample is a measurement of."""
+    memory = sample.memory
+    if sample.module == "optimizer":
+        return {"optimizer_s": sample.backward_s, "optimizer_transient_bytes": memory.get("backward_peak", 0)}
+    saved = memory.get("saved", 0)
+    return {
+        "forward_s": sample.forward_s,
+        "backward_s": sample.backward_s,
+        "saved_bytes": saved,
+        "forward_transient_bytes": max(0, memory.get("forward_peak", 0) - saved),
+        "backward_transient_bytes": memory.get("backward_peak", 0),
+        "batch_bytes": memory.get("batch", 0),
+    }
+
+
+def compute_observations(samples: Sequence[ComputeSample], pool: float) -> list[Observation]:
+    """Every quantity of every compute sample; ``pool`` as in ``terms.Size``."""
+    found = []
+    for sample in samples:
+        size = size_of(sample, pool)
+        place = (sample.cp, sample.rows, sample.microbatch_size, sample.num_layers, float(size.parameters_bytes))
+        for quantity, value in values_of(sample).items():
+            regressors = sample_regressors(quantity, sample.module, size)
+            group = over(sample.link, f"{sample.module} {sample.recompute} {sample.context}")
+            found.append(Observation(quantity, group, place, regressors, value, size))
+    return found
+
+
+def link_observations(profile: Profile) -> list[Observation]:
+    """Messages to a neighbour and sums over groups."""
+    found = []
+    for sample in profile.comm:
+        place = (sample.group_size, sample.message_bytes)
+        if sample.op == "p2p":
+            regressors = p2p_regressors(sample.message_bytes)
+        else:
+            regressors = all_reduce_regressors(sample.message_bytes, sample.group_size)
+        name = over(sample.link, sample.op)
+        found.append(Observation(f"{name}_s", name, place, regressors, sample.time_s))
+    return found
+
+
+def host_observations(profile: Profile) -> list[Observation]:
+    """Construction of sequences and gathering of their features."""
+    return [
+        Observation(
+            f"{sample.op}_s",
+            sample.op,
+            (sample.threads, sample.targets),
+            host_regressors(sample.targets, sample.threads),
+            sample.time_s,
+        )
+        for sample in profile.host
+    ]
