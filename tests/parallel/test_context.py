@@ -12,6 +12,7 @@ from torch import Tensor
 from megagraph_cli.layout.rows import RowLayout
 from megagraph_cli.model.attention import BiasWeights, BlockKernel, Drop, LocalAttend, block_of
 from megagraph_cli.model.plain import PlainKernel
+from megagraph_cli.parallel import context
 from megagraph_cli.parallel.context import Ring, merge
 from megagraph_cli.runtime.build import RingAttend
 from tests.model.cases import Case, bias_of, make_case, share
@@ -36,16 +37,16 @@ def _leaves(case: Case) -> list[Tensor]:
     return [t.clone().requires_grad_() for t in (case.q, case.k, case.v, *case.weights)]
 
 
-def dense_results(case: Case, *, target: bool) -> list[Tensor]:
+def dense_results(case: Case, *, target: bool, drop: Drop | None = None) -> list[Tensor]:
     """[out, dq, dk, dv, dchannel, doffset, dtoken] of the whole sequence on one process."""
     q, k, v, *weights = _leaves(case)
     bias = bias_of(case, replace(case.layout, cp=1), 0)
     attend = DenseAttend()
     if target:
-        out = attend.target(q[:, :, :1], k, v, bias, BiasWeights(*weights), None)
+        out = attend.target(q[:, :, :1], k, v, bias, BiasWeights(*weights), drop)
         out.backward(case.grad[:, :, :1])
     else:
-        out = attend(q, k, v, bias, BiasWeights(*weights), None)
+        out = attend(q, k, v, bias, BiasWeights(*weights), drop)
         out.backward(case.grad)
     return [out.detach()] + [_grad(t) for t in (q, k, v, *weights)]
 
@@ -54,13 +55,17 @@ def _grad(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
-def ring_results(rank: int, layouts: list[RowLayout], target: bool) -> float:
+def ring_results(
+    rank: int, layouts: list[RowLayout], target: bool, batch: int = 2, drop: Drop | None = None, halved: bool = False
+) -> float:
     """The largest difference from dense over all layouts, on this rank's rows; weights' gradients summed first."""
+    if halved:  # however few pairs a block has; the rank is a process of its own
+        context.PAIRS_TO_HALVE = 0
     size = dist.get_world_size()
     attend = RingAttend(Ring(dist.group.WORLD, rank, size))
     worst = 0.0
     for layout in layouts:
-        case = make_case(layout, seed=layout.sequence_rows)
+        case = make_case(layout, batch=batch, seed=layout.sequence_rows)
         local = replace(layout, cp=size)
         q, k, v = (share(t, local, rank).requires_grad_() for t in (case.q, case.k, case.v))
         weights = BiasWeights(*(t.clone().requires_grad_() for t in case.weights))
@@ -68,15 +73,15 @@ def ring_results(rank: int, layouts: list[RowLayout], target: bool) -> float:
         grad = share(case.grad, local, rank)
         if target:
             query = q[:, :, :1]
-            out = attend.target(query, k, v, bias, weights, None)
+            out = attend.target(query, k, v, bias, weights, drop)
             out.backward(grad[:, :, :1] if rank == 0 else torch.zeros_like(out))
         else:
-            out = attend(q, k, v, bias, weights, None)
+            out = attend(q, k, v, bias, weights, drop)
             out.backward(grad)
         got = [_grad(t) for t in weights]
         for tensor in got:
             dist.all_reduce(tensor)
-        expected = dense_results(case, target=target)
+        expected = dense_results(case, target=target, drop=drop)
         pairs = list(zip(got, expected[4:], strict=True))
         pairs += [(_grad(t), share(e, local, rank)) for t, e in zip((q, k, v), expected[1:4], strict=True)]
         pairs.append((out.detach(), expected[0]) if target else (out.detach(), share(expected[0], local, rank)))
@@ -97,6 +102,15 @@ EVERY_ROW_COUNT = [RowLayout(max(1, rows - 2), min(1, max(0, rows - 2)), int(row
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_ring_equals_dense_for_every_number_of_rows(size: int, target: bool) -> None:
     assert max(run_ranks(size, ring_results, EVERY_ROW_COUNT + LAYOUTS, target)) <= TOLERANCE
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_ring_that_halves_its_own_block_equals_dense(size: int, batch: int) -> None:
+    """Halves of one, equal and unequal numbers of sequences; each sequence keeps its own dropout masks."""
+    drop = Drop(0.3, 17, first_sequence=3)
+    assert max(run_ranks(size, ring_results, LAYOUTS, False, batch, drop, True)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

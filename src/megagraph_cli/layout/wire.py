@@ -65,16 +65,16 @@ class AttentionSizes:
 def layer_bytes(sizes: AttentionSizes, context: str) -> tuple[int, int]:
     """(forward, backward) bytes of one layer's attention over a context group.
 
-    A ring's forward takes K/V round in cp - 1 hops; its backward does so again while dK/dV make cp hops, the last one
-    home; blocks of padding alone do not travel. Gathered, K/V come at once each way, and dK/dV go to their owners at
-    once.
+    A ring's forward takes K/V round in cp - 1 hops; its backward does so again while dK/dV make as many, a hop behind,
+    the last one home; blocks of padding alone do not travel. Gathered, K/V come at once each way, and dK/dV go to their
+    owners at once.
     """
     if sizes.cp == 1:
         return 0, 0
     if context == "ring":
         blocks = sizes.cp - sizes.empty
         forward = (sizes.cp - 1) * blocks * sizes.kv_bytes
-        return forward, forward + sizes.cp * blocks * sizes.kv_grad_bytes
+        return forward, forward + (sizes.cp - 1) * blocks * sizes.kv_grad_bytes
     gathered = all_gather_bytes(sizes.kv_bytes, sizes.cp)
     return gathered, gathered + all_to_all_bytes(sizes.cp * sizes.kv_grad_bytes, sizes.cp)
 

@@ -7,7 +7,7 @@ G global tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -39,6 +39,16 @@ class Block:
     drop: Drop | None
     first_row: int = 0
     first_column: int = 0
+
+    def sequences(self, start: int, stop: int) -> Block:
+        """The block of these sequences alone, as views."""
+        drop = self.drop
+        return replace(
+            self,
+            features=self.features[:, start:stop],
+            padded_keys=self.padded_keys[start:stop],
+            drop=drop and drop._replace(first_sequence=drop.first_sequence + start),
+        )
 
 
 class BlockGrads(NamedTuple):
