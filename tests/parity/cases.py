@@ -16,9 +16,8 @@ from megagraph_cli.runtime.build import Order
 ALL = os.environ.get("MGRAPH_PARITY") == "all"
 """Whether this is the whole proof (make parity), minutes longer: every plan in both number types, for all its steps."""
 STEPS = 20 if ALL else 6
-LAYERS = 5
-SPLITS = {1: [(5,)], 2: [(2, 3), (4, 1)], 3: [(1, 3, 1), (2, 1, 2)], 4: [(1, 1, 1, 2), (2, 1, 1, 1)]}
-"""Layer splits by number of stages: uneven ones, with a single layer at either end."""
+SPLITS = {1: [(3,)], 2: [(1, 2), (2, 1)], 3: [(1, 3, 1), (2, 1, 2)], 4: [(1, 1, 1, 2), (2, 1, 1, 1)]}
+"""Layer splits by number of stages: uneven ones, with a single layer at either end; no more layers than they need."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,16 @@ class Case:
     embedding: Literal["auto", "table", "both"] = "auto"
     dropout: float = 0.0
 
+    @property
+    def layers(self) -> int:
+        """Of the model that the plan splits."""
+        return sum(self.order.layers_per_stage)
+
+    @property
+    def alone(self) -> Case:
+        """The same model in the same number type on one worker, one micro-batch at a time: what it is held against."""
+        return replace(self, order=_order(ParallelDims(1, 1, 1), (self.layers,), 1, "gpipe"), broken=None)
+
     def __str__(self) -> str:
         order = self.order
         split = "-".join(map(str, order.layers_per_stage))
@@ -41,26 +50,24 @@ class Case:
         return f"{plain} recompute={order.recompute} {order.context} {self.dtype} dropout={self.dropout}"
 
 
-def recipe(
-    dataset: str, dtype: str, embedding: Literal["auto", "table", "both"] = "auto", dropout: float = 0.0
-) -> Recipe:
+def recipe(dataset: str, case: Case) -> Recipe:
     """lr 0.01, no warm-up, one global token and bias weights of size 1: a wrong bias cannot hide."""
     return Recipe(
         dataset=DatasetSection(name=dataset, split="random:0.6,0.2,0.2"),
         model=ModelSection(
-            num_layers=LAYERS,
+            num_layers=case.layers,
             num_heads=8,
             hidden_dim=16,
             ffn_dim=12,
-            dropout=dropout,
-            attention_dropout=dropout,
-            input_dropout=dropout,
+            dropout=case.dropout,
+            attention_dropout=case.dropout,
+            input_dropout=case.dropout,
             bias_powers=4,
             bias_init_std=1.0,
-            embedding=embedding,
+            embedding=case.embedding,
         ),
         batch=BatchSection(batch_size=50, num_sampled=9, num_super=2, num_global=1, eval_views=1),
-        train=TrainSection.model_validate({"lr": 0.01, "warmup_epochs": 0.0, "grad_clip": 1.0, "dtype": dtype}),
+        train=TrainSection.model_validate({"lr": 0.01, "warmup_epochs": 0.0, "grad_clip": 1.0, "dtype": case.dtype}),
     )
 
 
@@ -72,16 +79,16 @@ def orders(size: int) -> list[Order]:
 def lean_orders(size: int) -> list[Order]:
     """Layers run again in the backward, keys and values gathered: each alone and both, inside pipelines too."""
     lean = {
-        1: [(ParallelDims(1, 1, 1), (5,), 2, "gpipe", "full", "ring")],
+        1: [(ParallelDims(1, 1, 1), (3,), 2, "gpipe", "full", "ring")],
         2: [
-            (ParallelDims(2, 1, 1), (2, 3), 4, "1f1b", "full", "ring"),
-            (ParallelDims(1, 1, 2), (5,), 2, "gpipe", "full", "ring"),
-            (ParallelDims(1, 1, 2), (5,), 2, "gpipe", "none", "allgather"),
+            (ParallelDims(2, 1, 1), (1, 2), 4, "1f1b", "full", "ring"),
+            (ParallelDims(1, 1, 2), (3,), 2, "gpipe", "full", "ring"),
+            (ParallelDims(1, 1, 2), (3,), 2, "gpipe", "none", "allgather"),
         ],
-        3: [(ParallelDims(1, 1, 3), (5,), 2, "gpipe", "full", "allgather")],
+        3: [(ParallelDims(1, 1, 3), (3,), 2, "gpipe", "full", "allgather")],
         4: [
-            (ParallelDims(2, 1, 2), (2, 3), 4, "1f1b", "full", "ring"),
-            (ParallelDims(2, 1, 2), (4, 1), 2, "gpipe", "full", "allgather"),
+            (ParallelDims(2, 1, 2), (1, 2), 4, "1f1b", "full", "ring"),
+            (ParallelDims(2, 1, 2), (2, 1), 2, "gpipe", "full", "allgather"),
         ],
     }
     return [
@@ -93,13 +100,13 @@ def lean_orders(size: int) -> list[Order]:
 def table_orders(size: int) -> list[Order]:
     """Plans that split the lookups of a table in every way: micro-batches, replicas, context ranks, stages."""
     chosen = {
-        1: [(ParallelDims(1, 1, 1), (5,), 4, "gpipe")],
+        1: [(ParallelDims(1, 1, 1), (3,), 4, "gpipe")],
         2: [
-            (ParallelDims(1, 2, 1), (5,), 2, "gpipe"),
-            (ParallelDims(1, 1, 2), (5,), 1, "gpipe"),
-            (ParallelDims(2, 1, 1), (2, 3), 4, "1f1b"),
+            (ParallelDims(1, 2, 1), (3,), 2, "gpipe"),
+            (ParallelDims(1, 1, 2), (3,), 1, "gpipe"),
+            (ParallelDims(2, 1, 1), (1, 2), 4, "1f1b"),
         ],
-        4: [(ParallelDims(1, 2, 2), (5,), 2, "gpipe"), (ParallelDims(2, 2, 1), (4, 1), 2, "1f1b")],
+        4: [(ParallelDims(1, 2, 2), (3,), 2, "gpipe"), (ParallelDims(2, 2, 1), (2, 1), 2, "1f1b")],
     }
     return [_order(*order) for order in chosen[size]]
 
@@ -110,10 +117,10 @@ def _plain_orders(size: int) -> list[Order]:
         return [_order(d, SPLITS[d.pp][0], 3, "1f1b" if d.pp > 1 else "gpipe") for d in dims]
     if size == 8:
         return [
-            _order(ParallelDims(2, 2, 2), (2, 3), 2, "1f1b"),
+            _order(ParallelDims(2, 2, 2), (1, 2), 2, "1f1b"),
             _order(ParallelDims(4, 1, 2), (1, 1, 1, 2), 4, "1f1b"),
-            _order(ParallelDims(2, 1, 4), (4, 1), 2, "gpipe"),
-            _order(ParallelDims(1, 2, 4), (5,), 1, "gpipe"),
+            _order(ParallelDims(2, 1, 4), (2, 1), 2, "gpipe"),
+            _order(ParallelDims(1, 2, 4), (3,), 1, "gpipe"),
         ]
     return list(_all_orders(size))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +24,20 @@ DEADLINE_S = 1500
 """Four workers run 74 plans; on a busy machine of two cores that takes a while."""
 
 
+Alone = Callable[[Case], Outcome]
+"""What one worker makes of a case's model."""
+
+
 def run(size: int, graph_path: Path, dataset: str, cases: list[Case]) -> list[Outcome]:
     outcomes: list[Outcome] = run_ranks(size, run_cases, graph_path, dataset, cases, deadline_s=DEADLINE_S)[0]
     return outcomes
 
 
-def all_complaints(cases: list[Case], outcomes: list[Outcome], expected: dict[str, Outcome]) -> list[str]:
-    """What is wrong with any of the outcomes; ``expected`` by dtype."""
+def all_complaints(cases: list[Case], outcomes: list[Outcome], alone: Alone) -> list[str]:
+    """What is wrong with any of the outcomes."""
     found = []
     for case, got in zip(cases, outcomes, strict=True):
-        found += complaints(case, got, expected[case.dtype])
+        found += complaints(case, got, alone(case))
     return found
 
 

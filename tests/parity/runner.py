@@ -49,7 +49,7 @@ def run_cases(rank: int, graph_path: Path, dataset: str, cases: list[Case]) -> l
 
 
 def _run_case(rank: int, graph: Graph, dataset: str, case: Case, mesh: Mesh) -> Outcome | None:
-    chosen = recipe(dataset, case.dtype, case.embedding, case.dropout)
+    chosen = recipe(dataset, case)
     split = make_split(graph, chosen.dataset.split, chosen.dataset.split_seed)
     workload = workload_of(chosen, graph, split)
     size = microbatch_targets(workload.batch.batch_size, case.order.dims.dp, case.order.num_microbatches)
