@@ -1,7 +1,8 @@
-"""The four arms: which node each try of a block finds (paper: Sampling).
+"""The four arms: which node each try of a round finds (paper: Sampling).
 
-The tries of a block go step by step together. Each step reads memory at places that depend on the step before; the
-reads of different tries do not wait for each other, and on a graph that no cache holds waiting is most of the time.
+A round holds tries for several targets, and its tries go step by step together. Each step reads memory at places that
+depend on the step before; the reads of different tries do not wait for each other, and on a graph that no cache holds
+waiting is most of the time.
 
 ``g`` is a sampler.SamplingArrays, ``block`` a Block; a try is a place of the block.
 """
@@ -14,33 +15,37 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from megagraph_cli.graph.bytedot import byte_dot
 from megagraph_cli.graph.prefetch import prefetch
 from megagraph_cli.graph.streams import HALF, LOW, below, bits, uniform
-from megagraph_cli.graph.tables import CODE_TAIL, FEATURES_DENSE, FEATURES_SPARSE
+from megagraph_cli.graph.tables import FEATURES_DENSE, FEATURES_SPARSE
 
-BLOCK = 32
+BLOCK = 384
 """Most tries that are made together."""
 
 _RESTART = np.uint64(644245094)  # 0.15 of 2^32
 _MAX_STEPS = 256  # a walk this long has probability 0.85^256 < 1e-18
-_AHEAD = 8  # proposals
 _MAX_PROPOSALS = 256
+_WINDOW = 16  # tries whose proposals are under way together
 _LINE = 64  # bytes of a cache line
+_ENTRIES = 16  # of four bytes in a cache line
+_ROW_LINES = 8  # of a row that are fetched before it is searched
 _ROUNDING = 2.0**-20  # more than float32 scales and norms can be wrong by, in a cosine
 
 
 class Block(NamedTuple):
-    """Tries in the making: ``state`` uint64 their streams, ``arm`` int8, ``node`` int64 where they stand and, in the
-    end, what they drew (-1: a dead end); ``active`` and ``place`` int64 are scratch, ``other`` int64 and ``level``
-    float64 that of the proposals of one try."""
+    """Tries in the making: ``state`` uint64 their streams, ``target`` int64 whom they are for, ``arm`` int8, ``node``
+    int64 where they stand and, in the end, what they drew (-1: a dead end); ``active`` and ``place`` int64, ``level``
+    float64 and ``proposals`` int64 are scratch."""
 
     state: NDArray[np.uint64]
+    target: NDArray[np.int64]
     arm: NDArray[np.int8]
     node: NDArray[np.int64]
     active: NDArray[np.int64]
     place: NDArray[np.int64]
-    other: NDArray[np.int64]
     level: NDArray[np.float64]
+    proposals: NDArray[np.int64]
 
 
 @njit(nogil=True, cache=True)
@@ -48,13 +53,21 @@ def make_block() -> Any:
     """An empty block."""
     return Block(
         np.zeros(BLOCK, np.uint64),
+        np.zeros(BLOCK, np.int64),
         np.zeros(BLOCK, np.int8),
         np.zeros(BLOCK, np.int64),
         np.zeros(BLOCK, np.int64),
         np.zeros(BLOCK, np.int64),
-        np.zeros(_AHEAD, np.int64),
-        np.zeros(_AHEAD, np.float64),
+        np.zeros(BLOCK, np.float64),
+        np.zeros(BLOCK, np.int64),
     )
+
+
+@njit(nogil=True, cache=True)
+def _prefetch_row(array: Any, start: int, stop: int) -> None:
+    """Fetch the first lines of a row of entries of four bytes."""
+    for entry in range(start, min(stop, start + _ROW_LINES * _ENTRIES), _ENTRIES):
+        prefetch(array, entry)
 
 
 @njit(nogil=True, cache=True)
@@ -87,6 +100,7 @@ def walk(block: Any, count: int, indptr: NDArray[np.int64], indices: NDArray[np.
             if word & LOW >= _RESTART:
                 start = indptr[node[b]]
                 place[going] = start + below(word, np.uint64(indptr[node[b] + 1] - start))
+                prefetch(indices, place[going])
                 active[going] = b
                 going += 1
         count = going
@@ -94,27 +108,43 @@ def walk(block: Any, count: int, indptr: NDArray[np.int64], indices: NDArray[np.
             break
         for i in range(count):
             node[active[i]] = indices[place[i]]
+            prefetch(indptr, node[active[i]])
 
 
 @njit(nogil=True, cache=True)
-def _two_steps(g: Any, block: Any, count: int, target: int) -> None:
-    """Nodes of the target's row of A^^2 for the active tries: two steps over closed neighbourhoods."""
+def _neighbours(g: Any, block: Any, count: int) -> None:
+    """Nodes of the targets' rows of A^ for the active tries."""
+    for i in range(count):
+        b = block.active[i]
+        target = block.target[b]
+        entry = _pick(bits(block.state, b), g.edge_cdf, g.indptr[target], g.indptr[target + 1])
+        block.node[b] = g.indices[entry]
+
+
+@njit(nogil=True, cache=True)
+def _two_steps(g: Any, block: Any, count: int) -> None:
+    """Nodes of the targets' rows of A^^2 for the active tries: two steps over closed neighbourhoods."""
     active, node, place, state = block.active, block.node, block.place, block.state
-    start, stop = g.indptr[target], g.indptr[target + 1]
     for i in range(count):
         b = active[i]
+        target = block.target[b]
         if uniform(state, b) >= g.closed_stay[target]:
-            node[b] = g.indices[_pick(bits(state, b), g.closed_edge_cdf, start, stop)]
+            entry = _pick(bits(state, b), g.closed_edge_cdf, g.indptr[target], g.indptr[target + 1])
+            node[b] = g.indices[entry]
+            prefetch(g.stay, node[b])
+            prefetch(g.indptr, node[b])
     going = 0
     for i in range(count):
         b = active[i]
         if uniform(state, b) >= g.stay[node[b]]:
             place[going] = g.indptr[node[b]]
+            _prefetch_row(g.edge_cdf, place[going], g.indptr[node[b] + 1])
             active[going] = b
             going += 1
     for i in range(going):
         b = active[i]
         place[i] = _pick(bits(state, b), g.edge_cdf, place[i], g.indptr[node[b] + 1])
+        prefetch(g.indices, place[i])
     for i in range(going):
         node[active[i]] = g.indices[place[i]]
 
@@ -175,42 +205,55 @@ def _similar_dense(
 @njit(nogil=True, cache=True)
 def _similar_coded(
     block: Any,
-    b: int,
-    node: int,
+    count: int,
     x: NDArray[np.float32],
     norm: NDArray[np.float32],
     code: NDArray[np.int8],
     tail: NDArray[np.float32],
-) -> int:
-    """The same node as ``_similar_dense`` finds, by rows of one byte a feature (tables.py).
+) -> None:
+    """The same nodes as ``_similar_dense`` finds, for the active tries, by rows of one byte a feature (tables.py).
 
     They decide where the cosine is further from the level than their rounding can account for; float32 rows are
-    read about once in forty proposals. Rows of the next proposals are on their way while one is looked at.
+    read about once in forty proposals. Rows of several tries' proposals are under way together.
     """
-    state, other, level = block.state, block.other, block.level
-    count = np.uint64(norm.shape[0])
-    flat = code.reshape(-1)
-    own_scale, own_error = np.float64(tail[node, -2]), np.float64(tail[node, -1])
-    for number in range(_MAX_PROPOSALS + _AHEAD):
-        i = number % _AHEAD
-        if number >= _AHEAD:
-            its = other[i]
-            dot = np.int32(0)
-            for column in range(code.shape[1] - CODE_TAIL):
-                dot += np.int32(np.int32(code[node, column]) * np.int32(code[its, column]))
-            error = np.float64(tail[its, -1])
-            margin = own_error + error + own_error * error + _ROUNDING
-            cosine = own_scale * np.float64(tail[its, -2]) * np.float64(dot)
-            if cosine + margin >= level[i]:
-                bound = np.float64(norm[node]) * np.float64(norm[its])
-                if cosine - margin > level[i] or (bound > 0.0 and level[i] * bound < _dot(x, node, int(its))):
-                    return int(its)
-        if number < _MAX_PROPOSALS:
-            other[i] = below(bits(state, b), count)
-            level[i] = uniform(state, b)
-            for column in range(0, code.shape[1], _LINE):
-                prefetch(flat, other[i] * code.shape[1] + column)
-    return -1
+    # All in one function: a call would hand over every array as seven words, which costs more than a product.
+    active, node, target, state = block.active, block.node, block.target, block.state
+    level, proposals = block.level, block.proposals
+    flat, width, num_nodes = code.reshape(-1), code.shape[1], np.uint64(code.shape[0])
+    window = min(count, _WINDOW)
+    started = window
+    for i in range(count):
+        proposals[active[i]] = 0
+    while window > 0:
+        going = 0
+        for i in range(window):
+            b = active[i]
+            if proposals[b] > 0:
+                own, its = target[b], node[b]
+                dot = byte_dot(flat, own * width, its * width, width)
+                own_error, error = np.float64(tail[own, -1]), np.float64(tail[its, -1])
+                margin = own_error + error + own_error * error + _ROUNDING
+                cosine = np.float64(tail[own, -2]) * np.float64(tail[its, -2]) * np.float64(dot)
+                settled = cosine - margin > level[b]
+                if not settled and cosine + margin >= level[b]:
+                    bound = np.float64(norm[own]) * np.float64(norm[its])
+                    settled = bound > 0.0 and level[b] * bound < _dot(x, own, its)
+                if not settled and proposals[b] == _MAX_PROPOSALS:
+                    node[b] = -1
+                    settled = True
+                if settled:
+                    if started == count:
+                        continue
+                    b = active[started]
+                    started += 1
+            proposals[b] += 1
+            node[b] = below(bits(state, b), num_nodes)
+            level[b] = uniform(state, b)
+            for column in range(0, width, _LINE):
+                prefetch(flat, node[b] * width + column)
+            active[going] = b
+            going += 1
+        window = going
 
 
 @njit(nogil=True, cache=True)
@@ -238,23 +281,34 @@ def _gather(block: Any, size: int, arm: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def draw_block(g: Any, block: Any, size: int, target: int) -> None:
-    """What the first ``size`` tries draw for ``target`` from their arms, none of which is empty for it: perhaps the
-    target itself, or -1 (a dead end)."""
-    block.node[:size] = target
-    walk(block, _gather(block, size, 0), g.indptr, g.indices)
-    start, stop = g.indptr[target], g.indptr[target + 1]
-    for i in range(_gather(block, size, 1)):
+def _similar(g: Any, block: Any, count: int) -> None:
+    """Nodes by similarity to the targets for the active tries."""
+    if g.feature_kind == FEATURES_DENSE and g.feature_code.shape[0] > 0:
+        _similar_coded(block, count, g.feature_x, g.feature_norm, g.feature_code, g.feature_code_tail)
+        return
+    for i in range(count):
         b = block.active[i]
-        block.node[b] = g.indices[_pick(bits(block.state, b), g.edge_cdf, start, stop)]
-    _two_steps(g, block, _gather(block, size, 2), target)
-    for i in range(_gather(block, size, 3)):
-        b = block.active[i]
-        if g.feature_kind != FEATURES_DENSE:
-            block.node[b] = _similar_listed(g, block, b, target)
-        elif g.feature_code.shape[0] == 0:
-            block.node[b] = _similar_dense(block, b, target, g.feature_x, g.feature_norm)
+        if g.feature_kind == FEATURES_DENSE:
+            block.node[b] = _similar_dense(block, b, block.target[b], g.feature_x, g.feature_norm)
         else:
-            block.node[b] = _similar_coded(
-                block, b, target, g.feature_x, g.feature_norm, g.feature_code, g.feature_code_tail
-            )
+            block.node[b] = _similar_listed(g, block, b, block.target[b])
+
+
+@njit(nogil=True, cache=True)
+def fetch_target(g: Any, target: int) -> None:
+    """Have the rows of a target on their way."""
+    start, stop = g.indptr[target], g.indptr[target + 1]
+    _prefetch_row(g.edge_cdf, start, stop)
+    _prefetch_row(g.closed_edge_cdf, start, stop)
+    _prefetch_row(g.indices, start, stop)
+
+
+@njit(nogil=True, cache=True)
+def draw_block(g: Any, block: Any, size: int) -> None:
+    """What the first ``size`` tries draw for their targets from their arms, none of which is empty for them: perhaps
+    the target itself, or -1 (a dead end)."""
+    block.node[:size] = block.target[:size]
+    _neighbours(g, block, _gather(block, size, 1))
+    _two_steps(g, block, _gather(block, size, 2))
+    walk(block, _gather(block, size, 0), g.indptr, g.indices)
+    _similar(g, block, _gather(block, size, 3))

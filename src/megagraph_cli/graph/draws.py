@@ -3,24 +3,73 @@
 Kernels release the GIL and touch only the rows of their own targets, so our threads run them side by side.
 ``g`` is a sampler.SamplingArrays, a named tuple of contiguous arrays.
 
-Every try has a stream of random bits of its own, so tries may be made in any order: they are made in blocks (see
-arms.py) and looked at one after another. What a sequence is does not depend on the size of a block.
+Every try has a stream of random bits of its own, so tries may be made in any order: those of several targets are made
+together, in rounds (see arms.py), and each target's are looked at one after another. What a sequence is depends neither
+on the size of a round nor on the other targets.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from megagraph_cli.graph.arms import BLOCK, draw_block, make_block, walk
+from megagraph_cli.graph.arms import BLOCK, draw_block, fetch_target, make_block, walk
 from megagraph_cli.graph.slots import add_member, make_slots
 from megagraph_cli.graph.streams import sequence_key, start_stream, uniform
 
 _NODES = 0
 _SUPERS = 1
+_GROUP = 8
+"""Targets that are drawn for together."""
+_TRIES = BLOCK // _GROUP
+"""Most tries of a target in a round."""
+
+
+class Group(NamedTuple):
+    """What is known of the targets of a group: ``key`` uint64 of their streams, ``drawn`` int64 how much they have,
+    ``tries`` int64 how many they made, ``size`` int64 of these in this round, ``last`` int64 their last arm that is not
+    empty (-1: none) and ``cumulated`` float64 [., 4] the weights up to each; ``slots`` int16 index what they have."""
+
+    key: NDArray[np.uint64]
+    drawn: NDArray[np.int64]
+    tries: NDArray[np.int64]
+    size: NDArray[np.int64]
+    last: NDArray[np.int64]
+    cumulated: NDArray[np.float64]
+    slots: NDArray[np.int16]
+
+
+@njit(nogil=True, cache=True)
+def _make_group(capacity: int) -> tuple[Any, np.uint64]:
+    """A group of targets that each come to hold up to ``capacity`` members, and the shift of their slots."""
+    slots, shift = make_slots(capacity)
+    group = Group(
+        np.zeros(_GROUP, np.uint64),
+        np.zeros(_GROUP, np.int64),
+        np.zeros(_GROUP, np.int64),
+        np.zeros(_GROUP, np.int64),
+        np.zeros(_GROUP, np.int64),
+        np.zeros((_GROUP, 4)),
+        np.full((_GROUP, slots.shape[0]), -1, dtype=np.int16),
+    )
+    return group, shift
+
+
+@njit(nogil=True, cache=True)
+def _begin_round(group: Any, block: Any, members: int, width: int, max_tries: int) -> int:
+    """Share out the tries of a round: a few more than are missing, for some will be thrown away; their number."""
+    total = 0
+    for j in range(members):
+        missing = width - group.drawn[j]
+        wanted = missing + missing // 8 + 1 if missing > 0 and group.last[j] >= 0 else 0
+        group.size[j] = min(_TRIES, max_tries - group.tries[j], wanted)
+        for b in range(group.size[j]):
+            start_stream(block.state, total + b, group.key[j], group.tries[j] + b)
+        total += group.size[j]
+    return total
 
 
 @njit(nogil=True, cache=True)
@@ -49,62 +98,97 @@ def _pick_arm(point: float, cumulated: NDArray[np.float64], last: int) -> int:
 def _draw_nodes(
     g: Any,
     block: Any,
-    key: np.uint64,
-    target: int,
+    group: Any,
+    shift: np.uint64,
+    targets: NDArray[np.int64],
+    key: NDArray[np.int64],
     weights: NDArray[np.float64],
     max_tries: int,
-    slots: NDArray[np.int16],
-    shift: np.uint64,
     nodes: NDArray[np.int32],
     arms: NDArray[np.int8],
-) -> int:
-    """Fill ``nodes`` with the target and distinct draws, and count them; the rest keeps its padding."""
-    cumulated = np.empty(4)
-    last = _cumulate_arms(g, target, weights, cumulated)
-    slots[:] = -1
-    count, tries = 0, 0
-    count += 1 + add_member(slots, shift, nodes, count, np.int32(target))
-    while count < nodes.shape[0] and tries < max_tries and last >= 0:
-        # A few more than are missing: some will be thrown away.
-        missing = nodes.shape[0] - count
-        size = min(BLOCK, max_tries - tries, missing + missing // 4 + 1)
-        for b in range(size):
-            start_stream(block.state, b, key, tries + b)
-            block.arm[b] = _pick_arm(uniform(block.state, b) * cumulated[3], cumulated, last)
-        draw_block(g, block, size, target)
-        for b in range(size):
-            # A dead end, the target or a repeat goes together with its arm: the next try picks both anew.
-            node = block.node[b]
-            if node >= 0 and add_member(slots, shift, nodes, count, np.int32(node)) == count:
-                arms[count] = block.arm[b]
-                count += 1
-                if count == nodes.shape[0]:
-                    break
-        tries += size
-    return count
+) -> None:
+    """Fill the rows of ``nodes`` with the targets and distinct draws; the rest keeps its padding."""
+    members, width = nodes.shape
+    for j in range(members):
+        group.last[j], group.tries[j], group.drawn[j] = -1, 0, 0
+        if targets[j] >= 0:
+            fetch_target(g, targets[j])
+            group.key[j] = sequence_key(key, targets[j], _NODES)
+            group.last[j] = _cumulate_arms(g, targets[j], weights, group.cumulated[j])
+            group.slots[j, :] = -1
+            group.drawn[j] = 1 + add_member(group.slots[j], shift, nodes[j], 0, np.int32(targets[j]))
+    while True:
+        total = _begin_round(group, block, members, width, max_tries)
+        if total == 0:
+            break
+        b = 0
+        for j in range(members):
+            for _ in range(group.size[j]):
+                block.target[b] = targets[j]
+                block.arm[b] = _pick_arm(
+                    uniform(block.state, b) * group.cumulated[j, 3], group.cumulated[j], group.last[j]
+                )
+                b += 1
+        draw_block(g, block, total)
+        start = 0
+        for j in range(members):
+            count = group.drawn[j]
+            for b in range(start, start + group.size[j]):
+                # A dead end, the target or a repeat goes together with its arm: the next try picks both anew.
+                node = block.node[b]
+                if node >= 0 and add_member(group.slots[j], shift, nodes[j], count, np.int32(node)) == count:
+                    arms[j, count] = block.arm[b]
+                    count += 1
+                    if count == width:
+                        break
+            group.drawn[j] = count
+            group.tries[j] += group.size[j]
+            start += group.size[j]
 
 
 @njit(nogil=True, cache=True)
-def _draw_supers(g: Any, block: Any, key: np.uint64, cluster: int, max_tries: int, supers: NDArray[np.int32]) -> int:
-    """The cluster of the target, then distinct clusters at the ends of walks from it; their number."""
-    supers[0] = cluster
-    count = 1
-    if g.coarse_indptr[cluster + 1] == g.coarse_indptr[cluster]:
-        return count
-    for number in range(max_tries):
-        if count == supers.shape[0]:
+def _draw_supers(
+    g: Any,
+    block: Any,
+    group: Any,
+    targets: NDArray[np.int64],
+    key: NDArray[np.int64],
+    max_tries: int,
+    supers: NDArray[np.int32],
+) -> None:
+    """The clusters of the targets, each followed by distinct clusters at the ends of walks from it."""
+    members, width = supers.shape
+    for j in range(members):
+        group.last[j], group.tries[j], group.drawn[j] = -1, 0, 0
+        if targets[j] >= 0:
+            cluster = g.clusters[targets[j]]
+            supers[j, 0] = cluster
+            group.key[j] = sequence_key(key, targets[j], _SUPERS)
+            group.drawn[j] = 1
+            group.last[j] = 0 if g.coarse_indptr[cluster + 1] > g.coarse_indptr[cluster] else -1
+    while True:
+        total = _begin_round(group, block, members, width, max_tries)
+        if total == 0:
             break
-        start_stream(block.state, 0, key, number)
-        block.active[0], block.node[0] = 0, cluster
-        walk(block, 1, g.coarse_indptr, g.coarse_indices)
-        drawn = block.node[0]
-        known = False
-        for earlier in range(count):
-            known = known or supers[earlier] == drawn
-        if not known:
-            supers[count] = drawn
-            count += 1
-    return count
+        b = 0
+        for j in range(members):
+            for _ in range(group.size[j]):
+                block.active[b], block.node[b] = b, supers[j, 0]
+                b += 1
+        walk(block, total, g.coarse_indptr, g.coarse_indices)
+        start = 0
+        for j in range(members):
+            count = group.drawn[j]
+            for b in range(start, start + group.size[j]):
+                known = False
+                for earlier in range(count):
+                    known = known or supers[j, earlier] == block.node[b]
+                if not known and count < width:
+                    supers[j, count] = block.node[b]
+                    count += 1
+            group.drawn[j] = count
+            group.tries[j] += group.size[j]
+            start += group.size[j]
 
 
 @njit(nogil=True, cache=True)
@@ -122,14 +206,11 @@ def draw_slice(
 
     ``key`` int64 [3] is (rng_seed, epoch, view). A target of -1 leaves its rows as padding.
     """
-    slots, shift = make_slots(nodes.shape[1])
+    group, shift = _make_group(nodes.shape[1])
     block = make_block()
-    for t in range(targets.shape[0]):
-        target = targets[t]
-        if target < 0:
-            continue
-        own = sequence_key(key, target, _NODES)
-        _draw_nodes(g, block, own, target, weights, max_tries, slots, shift, nodes[t], arms[t])
+    for start in range(0, targets.shape[0], _GROUP):
+        stop = min(start + _GROUP, targets.shape[0])
+        own = targets[start:stop]
+        _draw_nodes(g, block, group, shift, own, key, weights, max_tries, nodes[start:stop], arms[start:stop])
         if supers.shape[1] > 0:
-            own = sequence_key(key, target, _SUPERS)
-            _draw_supers(g, block, own, g.clusters[target], max_tries, supers[t])
+            _draw_supers(g, block, group, own, key, max_tries, supers[start:stop])
