@@ -26,6 +26,7 @@ from megagraph_cli.graph.draws import draw_slice
 from megagraph_cli.graph.graph import Graph, SparseFeatures
 from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.graph.sampler import ARMS, sampling_arrays
+from megagraph_cli.graph.sequences import build_sequences
 
 TOLERANCE = 0.02
 MAX_TRIES = 512
@@ -90,6 +91,14 @@ def test_coded_rows_decide_as_the_rows_themselves_would() -> None:
     targets = np.arange(graph.num_nodes)
     assert "feature_code" in graph.tables
     np.testing.assert_array_equal(first_draws(graph, targets, only(3), 300), first_draws(plain, targets, only(3), 300))
+    # Long sequences: more tries in a round than have their proposals under way together.
+    coded, uncoded = (
+        build_sequences(
+            g, targets, num_sampled=30, num_super=0, weights=only(3), rng_seed=5, epoch=0, view=0, threads=1
+        )
+        for g in (graph, plain)
+    )
+    np.testing.assert_array_equal(coded.nodes, uncoded.nodes)
 
 
 def mixture(arms: NDArray[np.float64], target: int, weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -55,6 +55,10 @@ def _grad(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
+def _innermost(tensor: Tensor, dim: int) -> Tensor:
+    return tensor.movedim(dim, -1).contiguous().movedim(-1, dim)
+
+
 def ring_results(
     rank: int, layouts: list[RowLayout], target: bool, batch: int = 2, drop: Drop | None = None, halved: bool = False
 ) -> float:
@@ -65,12 +69,15 @@ def ring_results(
     attend = RingAttend(Ring(dist.group.WORLD, rank, size))
     worst = 0.0
     for layout in layouts:
-        case = make_case(layout, batch=batch, seed=layout.sequence_rows)
+        case = make_case(layout, batch=batch, heads=8 if halved else 2, seed=layout.sequence_rows)
         local = replace(layout, cp=size)
         q, k, v = (share(t, local, rank).requires_grad_() for t in (case.q, case.k, case.v))
         weights = BiasWeights(*(t.clone().requires_grad_() for t in case.weights))
         bias = bias_of(case, local, rank)
         grad = share(case.grad, local, rank)
+        if halved:  # as the model lays them out: heads and channels innermost, so that kernels take parts uncopied
+            q, k, v = (_innermost(t.detach(), 0).requires_grad_() for t in (q, k, v))
+            grad, bias = _innermost(grad, 0), replace(bias, features=_innermost(bias.features, 1))
         if target:
             query = q[:, :, :1]
             out = attend.target(query, k, v, bias, weights, drop)

@@ -11,7 +11,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-_LANES, _TAIL = 16, 8
+from megagraph_cli.graph.tables import CODE_TAIL
+
+_LANES = 16
 _BYTES, _WORDS = (ir.VectorType(ir.IntType(bits), _LANES) for bits in (8, 32))
 
 
@@ -35,7 +37,7 @@ def _byte_dot(_context: Any, array: Any, a: Any, b: Any, width: Any) -> Any:
         whole = builder.sub(builder.udiv(count, lanes), ir.Constant(count.type, 1))
         with cgutils.for_range(builder, whole) as loop:
             add(builder.mul(loop.index, lanes), None)
-        add(builder.mul(whole, lanes), ir.Constant(_BYTES, [-1] * (_LANES - _TAIL) + [0] * _TAIL))
+        add(builder.mul(whole, lanes), ir.Constant(_BYTES, [-1] * (_LANES - CODE_TAIL) + [0] * CODE_TAIL))
         kind = ir.FunctionType(ir.IntType(32), [_WORDS])
         reduce = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.add.v16i32")  # type: ignore[no-untyped-call]
         return builder.call(reduce, [builder.load(total)])
@@ -46,5 +48,5 @@ def _byte_dot(_context: Any, array: Any, a: Any, b: Any, width: Any) -> Any:
 byte_dot: Any = intrinsic(_byte_dot)
 """byte_dot(array, a, b, width): the int32 sum of products of two rows of a contiguous int8 array.
 
-The rows begin at ``a`` and ``b`` and have ``width`` bytes, a multiple of 16, the last eight of which do not count.
+The rows begin at ``a`` and ``b`` and have ``width`` bytes, a multiple of 16, the last CODE_TAIL of which do not count.
 """

@@ -4,7 +4,8 @@ A rank keeps the bias of its own rows against all columns; at each hop it takes 
 owner and adds them to the scores before the softmax update, so the running maximum and sum see the biased score
 (MegaGraph, "GA-CP"). The backward sends K/V round once more and recomputes the scores. The sum of a block's dK/dV
 starts at the first rank that the block visits, follows it a hop behind, and ends at home; the owner adds its own share
-there, half of which it computes while that last hop is under way.
+there, half of which it computes while that last hop is under way (all of it, where there is one sequence or little to
+compute).
 
 Legend: B sequences, R rows of this rank, H heads, E head dim, M bias channels, G global tokens.
 """
@@ -21,7 +22,8 @@ from torch import Tensor
 
 KV_TAG, GRAD_TAG = 0, 1
 PAIRS_TO_HALVE = 32768
-"""(row, column) pairs of a block below which computing it in two halves costs more than it hides: 0.6 ms on a core."""
+"""(row, column) pairs of a block, for each thread, below which two halves cost more than they hide (0.6 ms on a core)
+or leave threads idle."""
 
 NOTHING = -1e30
 """Log-sum-exp over no keys: finite, so that it weighs nothing and yields no NaN."""
@@ -194,7 +196,8 @@ class _RingAttention(torch.autograd.Function):
         def visit_own(part: slice) -> tuple[Tensor, Tensor]:
             return visit(k[:, part], v[:, part], call.block(ring.rank).sequences(part.start, part.stop), part)
 
-        half = -(-batch // 2) if batch * rows * rows >= PAIRS_TO_HALVE else batch
+        least = PAIRS_TO_HALVE * (torch.get_num_threads() if q.device.type == "cpu" else 1)
+        half = -(-batch // 2) if batch * rows * rows >= least else batch
         parts = [] if idle else [slice(0, half), slice(half, batch)] if half < batch else [slice(0, batch)]
         own = []
         works: list[dist.Work] = []
@@ -210,8 +213,10 @@ class _RingAttention(torch.autograd.Function):
                     total.copy_(more) if hop == 1 else total.add_(more)
             elif hop == 1 and block is not None:
                 leaving.zero_()
+            grads = None  # what was added need not live through the next block
             comes = ring.owner(hop + 1) not in call.empty
             works = ring.exchange(None if block is None else leaving, arriving if comes else None, GRAD_TAG)
+        block = None
         own += [visit_own(part) for part in parts[-1:]]  # hides the last hop of dK/dV
         wait_all(works)
         if idle or ring.size == 1:
