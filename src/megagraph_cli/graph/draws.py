@@ -95,6 +95,22 @@ def _pick_arm(point: float, cumulated: NDArray[np.float64], last: int) -> int:
 
 
 @njit(nogil=True, cache=True)
+def _end_round(group: Any, block: Any, shift: np.uint64, rows: NDArray[np.int32], arms: NDArray[np.int8]) -> None:
+    """Give the targets what their tries drew, as far as it is new to them and there is room, with its arm."""
+    b = 0
+    for j in range(rows.shape[0]):
+        for _ in range(group.size[j]):
+            # A dead end, the target or a repeat goes together with its arm: the next try picks both anew.
+            count, node = group.drawn[j], block.node[b]
+            room = node >= 0 and count < rows.shape[1]
+            if room and add_member(group.slots[j], shift, rows[j], count, np.int32(node)) == count:
+                arms[j, count] = block.arm[b]
+                group.drawn[j] += 1
+            b += 1
+        group.tries[j] += group.size[j]
+
+
+@njit(nogil=True, cache=True)
 def _draw_nodes(
     g: Any,
     block: Any,
@@ -117,33 +133,18 @@ def _draw_nodes(
             group.last[j] = _cumulate_arms(g, targets[j], weights, group.cumulated[j])
             group.slots[j, :] = -1
             group.drawn[j] = 1 + add_member(group.slots[j], shift, nodes[j], 0, np.int32(targets[j]))
-    while True:
-        total = _begin_round(group, block, members, width, max_tries)
-        if total == 0:
-            break
+    total = _begin_round(group, block, members, width, max_tries)
+    while total > 0:
         b = 0
         for j in range(members):
             for _ in range(group.size[j]):
                 block.target[b] = targets[j]
-                block.arm[b] = _pick_arm(
-                    uniform(block.state, b) * group.cumulated[j, 3], group.cumulated[j], group.last[j]
-                )
+                point = uniform(block.state, b) * group.cumulated[j, 3]
+                block.arm[b] = _pick_arm(point, group.cumulated[j], group.last[j])
                 b += 1
         draw_block(g, block, total)
-        start = 0
-        for j in range(members):
-            count = group.drawn[j]
-            for b in range(start, start + group.size[j]):
-                # A dead end, the target or a repeat goes together with its arm: the next try picks both anew.
-                node = block.node[b]
-                if node >= 0 and add_member(group.slots[j], shift, nodes[j], count, np.int32(node)) == count:
-                    arms[j, count] = block.arm[b]
-                    count += 1
-                    if count == width:
-                        break
-            group.drawn[j] = count
-            group.tries[j] += group.size[j]
-            start += group.size[j]
+        _end_round(group, block, shift, nodes, arms)
+        total = _begin_round(group, block, members, width, max_tries)
 
 
 @njit(nogil=True, cache=True)
@@ -151,44 +152,34 @@ def _draw_supers(
     g: Any,
     block: Any,
     group: Any,
+    shift: np.uint64,
     targets: NDArray[np.int64],
     key: NDArray[np.int64],
     max_tries: int,
     supers: NDArray[np.int32],
+    arms: NDArray[np.int8],
 ) -> None:
-    """The clusters of the targets, each followed by distinct clusters at the ends of walks from it."""
+    """The clusters of the targets, each followed by distinct clusters at the ends of walks from it; ``arms`` is
+    scratch."""
     members, width = supers.shape
     for j in range(members):
         group.last[j], group.tries[j], group.drawn[j] = -1, 0, 0
         if targets[j] >= 0:
             cluster = g.clusters[targets[j]]
-            supers[j, 0] = cluster
             group.key[j] = sequence_key(key, targets[j], _SUPERS)
-            group.drawn[j] = 1
             group.last[j] = 0 if g.coarse_indptr[cluster + 1] > g.coarse_indptr[cluster] else -1
-    while True:
-        total = _begin_round(group, block, members, width, max_tries)
-        if total == 0:
-            break
+            group.slots[j, :] = -1
+            group.drawn[j] = 1 + add_member(group.slots[j], shift, supers[j], 0, cluster)
+    total = _begin_round(group, block, members, width, max_tries)
+    while total > 0:
         b = 0
         for j in range(members):
             for _ in range(group.size[j]):
                 block.active[b], block.node[b] = b, supers[j, 0]
                 b += 1
         walk(block, total, g.coarse_indptr, g.coarse_indices)
-        start = 0
-        for j in range(members):
-            count = group.drawn[j]
-            for b in range(start, start + group.size[j]):
-                known = False
-                for earlier in range(count):
-                    known = known or supers[j, earlier] == block.node[b]
-                if not known and count < width:
-                    supers[j, count] = block.node[b]
-                    count += 1
-            group.drawn[j] = count
-            group.tries[j] += group.size[j]
-            start += group.size[j]
+        _end_round(group, block, shift, supers, arms)
+        total = _begin_round(group, block, members, width, max_tries)
 
 
 @njit(nogil=True, cache=True)
@@ -206,11 +197,12 @@ def draw_slice(
 
     ``key`` int64 [3] is (rng_seed, epoch, view). A target of -1 leaves its rows as padding.
     """
-    group, shift = _make_group(nodes.shape[1])
+    group, shift = _make_group(max(nodes.shape[1], supers.shape[1]))
+    unused = np.zeros((_GROUP, supers.shape[1]), dtype=np.int8)
     block = make_block()
     for start in range(0, targets.shape[0], _GROUP):
         stop = min(start + _GROUP, targets.shape[0])
         own = targets[start:stop]
         _draw_nodes(g, block, group, shift, own, key, weights, max_tries, nodes[start:stop], arms[start:stop])
         if supers.shape[1] > 0:
-            _draw_supers(g, block, group, own, key, max_tries, supers[start:stop])
+            _draw_supers(g, block, group, shift, own, key, max_tries, supers[start:stop], unused)
