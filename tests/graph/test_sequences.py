@@ -89,6 +89,28 @@ def test_coarse_arrays_describe_the_distinct_clusters_in_order_of_appearance() -
         np.testing.assert_array_equal(unpack(sequences.coarse_bits[t]), expected)
 
 
+@pytest.mark.parametrize("num_sampled", [12, 30])
+def test_edges_between_long_rows_are_all_found_and_no_others(num_sampled: int) -> None:
+    """Rows so long that filters are asked, and so many likely edges that they are searched before a sequence ends."""
+    rng = np.random.default_rng(2)
+    upper = np.triu(rng.random((300, 300)) < rng.choice([0.03, 0.4, 0.8], 300)[:, None], 1)
+    graph = graph_of(upper | upper.T, rng.permutation(300) // 2)
+    dense = dense_adjacency(graph) | np.eye(300, dtype=np.bool_)
+    coarse = np.eye(graph.num_clusters, dtype=np.bool_)
+    coarse[np.repeat(np.arange(graph.num_clusters), np.diff(graph.coarse_indptr)), graph.coarse_indices] = True
+    degrees = np.diff(graph.indptr)
+    assert degrees.min() < 2 * num_sampled < degrees.max()
+    sequences = build(graph, np.arange(300), num_sampled=num_sampled, num_super=4)
+    for t in range(300):
+        nodes = sequences.nodes[t]
+        assert (nodes >= 0).all()
+        np.testing.assert_array_equal(unpack(sequences.node_bits[t]), dense[np.ix_(nodes, nodes)])
+        rows = np.concatenate([graph.clusters[nodes], sequences.supers[t]])
+        clusters = np.array(list(dict.fromkeys(rows.tolist())))
+        found = unpack(sequences.coarse_bits[t])[: clusters.size, : clusters.size]
+        np.testing.assert_array_equal(found, coarse[np.ix_(clusters, clusters)])
+
+
 def test_supers_start_with_the_targets_cluster_and_stay_in_its_component() -> None:
     # Two paths of clusters, 0-1-2 and 3-4; cluster 5 is alone. Two nodes each, linked inside and along the path.
     clusters = np.repeat(np.arange(6), 2)

@@ -27,6 +27,8 @@ class DatasetSection(Part):
     split: str = "auto"
     split_seed: int = Field(default=42, ge=0, le=MAX_SEED)
     metric: Literal["accuracy", "roc_auc"] = "accuracy"
+    feature_dtype: Literal["float32", "float16"] = "float32"
+    """What features are kept as; the model computes in ``train.dtype``."""
 
     @field_validator("split")
     @classmethod

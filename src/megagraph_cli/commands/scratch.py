@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.failures import WorkerFailed
 
 _LOCK, _KEPT = "lock", "kept"
@@ -30,8 +31,9 @@ def scratch(prefix: str) -> Iterator[Path]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         fresh.rename(folder / _LOCK)  # held before it has the name that others look for
         yield folder
-    except WorkerFailed:
-        (folder / _KEPT).touch()
+    except MgraphError as error:
+        if isinstance(error, WorkerFailed) or error.exit_code == EXIT_WORKER:
+            (folder / _KEPT).touch()
         raise
     finally:
         if not (folder / _KEPT).exists():

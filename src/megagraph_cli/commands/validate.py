@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +30,7 @@ from megagraph_cli.commands.devices import (
 )
 from megagraph_cli.commands.follow import Follower
 from megagraph_cli.commands.orders import check_graph
+from megagraph_cli.commands.scratch import scratch
 from megagraph_cli.commands.search import OVERRIDES, SearchRequest, plan_of, resolved
 from megagraph_cli.commands.workloads import Folders, graph_info, prepare
 from megagraph_cli.console import Bar, Screen
@@ -48,6 +47,7 @@ from megagraph_cli.launch import Launch, interrupted, launch
 from megagraph_cli.machine import threads_per_worker
 
 WORKER = "megagraph_cli.runtime.validate"
+SCRATCH = "mgraph-validate-"
 PLANS, STEPS = 48, 8
 LEAST_STEPS = 4
 """The first three steps are not timed."""
@@ -90,24 +90,22 @@ def run(request: ValidateRequest, out: Path, screen: Screen) -> Validation:
         here = check_workers(device, plans[0].gpus, crew.hosts)
         graph, split = prepare(workload.dataset, request.folders, screen)
         check_graph(workload, graph, request.cost_model_path, force=request.force)
-        folder = Path(tempfile.mkdtemp(prefix="mgraph-validate-"))
-        job = {
-            "plans": _write_plans(plans, folder),
-            "graph": graph_info(graph, split).model_dump(mode="json"),
-            "graph_path": str(graph.path),
-            "device": device,
-            "steps": request.steps,
-            "rounds": request.rounds,
-            "best_again": BEST_AGAIN,
-            "results": str(folder / "results.jsonl"),
-            "work_dir": str(folder / "work"),
-            "hosts": crew.hosts.count,
-            "threads": threads_per_worker(here),
-            "launcher_pid": os.getpid(),
-        }
-        lines = _measure(request, job, here, folder, screen, crew)
-        # On failure the folder stays: the error names a log in it.
-        shutil.rmtree(folder)
+        with scratch(SCRATCH) as folder:
+            job = {
+                "plans": _write_plans(plans, folder),
+                "graph": graph_info(graph, split).model_dump(mode="json"),
+                "graph_path": str(graph.path),
+                "device": device,
+                "steps": request.steps,
+                "rounds": request.rounds,
+                "best_again": BEST_AGAIN,
+                "results": str(folder / "results.jsonl"),
+                "work_dir": str(folder / "work"),
+                "hosts": crew.hosts.count,
+                "threads": threads_per_worker(here),
+                "launcher_pid": os.getpid(),
+            }
+            lines = _measure(request, job, here, folder, screen, crew)
         return _result(request, task, lines, out, crew)
 
 
@@ -215,7 +213,6 @@ def _measure(
             )
         )
     if outcome.interrupted:
-        shutil.rmtree(folder)
         raise interrupted("validate", "nothing was written; run it again")
     lines = list(Follower(results).fresh())
     if crew.hosts.first and {line["plan"] for line in lines} != set(range(len(job["plans"]))):

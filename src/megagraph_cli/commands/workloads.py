@@ -33,6 +33,7 @@ def prepare(dataset: DatasetSection, folders: Folders, screen: Screen) -> tuple[
         dataset.name,
         folders.root,
         folders.cache,
+        feature_dtype=dataset.feature_dtype,
         accept_download=folders.accept_download,
         progress=screen.step,
     )

@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from megagraph_cli.graph.bytedot import byte_dot
+from megagraph_cli.graph.half import half_value
 from megagraph_cli.graph.prefetch import prefetch
 from megagraph_cli.graph.streams import HALF, LOW, below, bits, uniform
 from megagraph_cli.graph.tables import FEATURES_DENSE, FEATURES_SPARSE
@@ -160,7 +161,10 @@ def _agreement(g: Any, a: int, b: int) -> float:
         elif g.feature_indices[left] > g.feature_indices[right]:
             right += 1
         else:
-            product = np.float64(g.feature_data[left]) * np.float64(g.feature_data[right])
+            if g.feature_half_data.shape[0] > 0:
+                product = half_value(g.feature_half_data[left]) * half_value(g.feature_half_data[right])
+            else:
+                product = np.float64(g.feature_data[left]) * np.float64(g.feature_data[right])
             dot += product
             absolute += abs(product)
             left += 1
@@ -169,7 +173,13 @@ def _agreement(g: Any, a: int, b: int) -> float:
 
 
 @njit(nogil=True, cache=True)
-def _dot(x: NDArray[np.float32], a: int, b: int) -> float:
+def _dot(x: NDArray[np.float32], half: NDArray[np.uint16], a: int, b: int) -> float:
+    """Product of two feature rows, which are in ``half`` where that has any."""
+    if half.shape[0] > 0:
+        total = 0.0
+        for column in range(half.shape[1]):
+            total += half_value(half[a, column]) * half_value(half[b, column])
+        return total
     # Four sums keep the adder busy; the order is written out, so every machine gets the same value.
     s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
     whole = x.shape[1] // 4 * 4
@@ -189,6 +199,7 @@ def _similar_dense(
     b: int,
     node: int,
     x: NDArray[np.float32],
+    half: NDArray[np.uint16],
     norm: NDArray[np.float32],
 ) -> int:
     """A node by cosine of dense rows: uniform proposals, accepted with the cosine; -1 when none was."""
@@ -197,7 +208,7 @@ def _similar_dense(
         other = below(bits(block.state, b), count)
         level = uniform(block.state, b)
         bound = np.float64(norm[node]) * np.float64(norm[other])
-        if bound > 0.0 and level * bound < _dot(x, node, int(other)):
+        if bound > 0.0 and level * bound < _dot(x, half, node, int(other)):
             return int(other)
     return -1
 
@@ -207,13 +218,14 @@ def _similar_coded(
     block: Any,
     count: int,
     x: NDArray[np.float32],
+    half: NDArray[np.uint16],
     norm: NDArray[np.float32],
     code: NDArray[np.int8],
     tail: NDArray[np.float32],
 ) -> None:
     """The same nodes as ``_similar_dense`` finds, for the active tries, by rows of one byte a feature (tables.py).
 
-    They decide where the cosine is further from the level than their rounding can account for; float32 rows are
+    They decide where the cosine is further from the level than their rounding can account for; the rows themselves are
     read about once in forty proposals. Rows of several tries' proposals are under way together.
     """
     # All in one function: a call would hand over every array as seven words, which costs more than a product.
@@ -237,7 +249,7 @@ def _similar_coded(
                 settled = cosine - margin > level[b]
                 if not settled and cosine + margin >= level[b]:
                     bound = np.float64(norm[own]) * np.float64(norm[its])
-                    settled = bound > 0.0 and level[b] * bound < _dot(x, own, its)
+                    settled = bound > 0.0 and level[b] * bound < _dot(x, half, own, its)
                 if not settled and proposals[b] == _MAX_PROPOSALS:
                     node[b] = -1
                     settled = True
@@ -284,12 +296,12 @@ def _gather(block: Any, size: int, arm: int) -> int:
 def _similar(g: Any, block: Any, count: int) -> None:
     """Nodes by similarity to the targets for the active tries."""
     if g.feature_kind == FEATURES_DENSE and g.feature_code.shape[0] > 0:
-        _similar_coded(block, count, g.feature_x, g.feature_norm, g.feature_code, g.feature_code_tail)
+        _similar_coded(block, count, g.feature_x, g.feature_half, g.feature_norm, g.feature_code, g.feature_code_tail)
         return
     for i in range(count):
         b = block.active[i]
         if g.feature_kind == FEATURES_DENSE:
-            block.node[b] = _similar_dense(block, b, block.target[b], g.feature_x, g.feature_norm)
+            block.node[b] = _similar_dense(block, b, block.target[b], g.feature_x, g.feature_half, g.feature_norm)
         else:
             block.node[b] = _similar_listed(g, block, b, block.target[b])
 

@@ -188,9 +188,9 @@ def place_inputs(graph: Graph, sequences: Sequences, layout: RowLayout, cp_rank:
 
 
 def read_features(features: DenseFeatures | SparseFeatures | None, inputs: InputRows) -> InputRows:
-    """The same rows with their features, each read once however many sequences it is in."""
+    """The same rows with their features as float32, each read once however many sequences it is in."""
     if isinstance(features, DenseFeatures):
-        return replace(inputs, dense=features.x[inputs.rows])
+        return replace(inputs, dense=features.x[inputs.rows].astype(np.float32, copy=False))
     if isinstance(features, SparseFeatures):
         columns, offsets, values = gather_sparse(features, inputs.rows)
         return replace(inputs, columns=columns, offsets=offsets, values=values)
@@ -217,7 +217,7 @@ def gather_sparse(
     offsets = np.zeros(rows.size + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-    return features.indices[places].astype(np.int64), offsets, np.asarray(features.data[places])
+    return features.indices[places].astype(np.int64), offsets, features.data[places].astype(np.float32, copy=False)
 
 
 def epoch_order(train: NDArray[np.int64], rng_seed: int, epoch: int) -> NDArray[np.int64]:

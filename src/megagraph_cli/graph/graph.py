@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class SparseFeatures:
-    """Feature rows in CSR: ``indptr`` int64 [U+1], ``indices`` int32 [nnz], ``data`` float32 [nnz]."""
+    """Feature rows in CSR: ``indptr`` int64 [U+1], ``indices`` int32 [nnz], ``data`` float32 or float16 [nnz]."""
 
     indptr: NDArray[np.int64]
     indices: NDArray[np.int32]
-    data: NDArray[np.float32]
+    data: NDArray[np.float32] | NDArray[np.float16]
     num_columns: int
 
 
 @dataclass(frozen=True)
 class DenseFeatures:
-    """Feature rows as one float32 array ``x`` [U, F]."""
+    """Feature rows as one array ``x`` [U, F], float32 or float16."""
 
-    x: NDArray[np.float32]
+    x: NDArray[np.float32] | NDArray[np.float16]
 
     @property
     def num_columns(self) -> int:

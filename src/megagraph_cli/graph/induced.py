@@ -1,34 +1,74 @@
 """Compiled kernels that read off the graphs induced by sequences (paper: Bias channels).
 
-``g`` is a sampler.SamplingArrays, ``out`` a sequences.Sequences' arrays: named tuples of contiguous arrays.
+Short rows are scanned against a hash of the members. Whether two members of longer rows are neighbours is asked of the
+filters of both rows (filters.py), and what these do not rule out is searched in the shorter row: an edge between two
+hubs costs no more than another. Sequences are taken some at a time, step by step together, so that the reads of a
+step are under way while others are made.
+
+``g`` is a sampler.SamplingArrays, ``out`` a sequences.Sequences' arrays, ``group`` a Group, ``j`` a sequence of it: all
+are named tuples of contiguous arrays.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from megagraph_cli.graph.filters import filter_bit, hash_id
 from megagraph_cli.graph.prefetch import prefetch
 from megagraph_cli.graph.slots import add_member, find_slot, make_slots
 
-_SCANNED_PER_MEMBER = 16
-_ROWS_AHEAD = 3
-_LINE = 16  # entries of a cache line
+_GROUP = 8
+"""Sequences that are taken together."""
+_SPARE = 64
+"""Likely edges that are kept, beside those of one row, before they are searched."""
+_SCANNED_PER_MEMBER = 2
+"""Scanning looks up every entry, asking filters every other member, in two filters."""
+_LINE = 64  # bytes of a cache line
+_ENTRIES = 16  # of four bytes in a cache line
+_FETCHED_LINES = 8  # of a row or filter that are fetched whole
+_THREE, _SEVEN = np.uint64(3), np.uint64(7)
+
+
+class Group(NamedTuple):
+    """The members of some sequences, up to K each, and where their rows lie.
+
+    ``ids`` int32 [G, K], ``num_members`` int64 [G], and ``slots`` int16 [G, .], which index them; ``starts`` and
+    ``sizes`` int64 of their rows and ``hashes`` uint64 of their ids [G, K]; ``likely`` int64 [G, K + spare, 4] are
+    pairs that the filters do not rule out, the member of the shorter row first, and where the search for the other
+    stands; ``num_likely`` int64 [G] how many. ``longs`` int64 [K] is scratch.
+    """
+
+    ids: NDArray[np.int32]
+    num_members: NDArray[np.int64]
+    slots: NDArray[np.int16]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    hashes: NDArray[np.uint64]
+    likely: NDArray[np.int64]
+    num_likely: NDArray[np.int64]
+    longs: NDArray[np.int64]
 
 
 @njit(nogil=True, cache=True)
-def _contains(indices: NDArray[np.int32], start: int, stop: int, value: int) -> bool:
-    low, high = start, stop
-    while low < high:
-        middle = (low + high) >> 1
-        if indices[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low < stop and indices[low] == value
+def _make_group(capacity: int) -> tuple[Any, np.uint64]:
+    """A group of sequences of up to ``capacity`` members, and the shift of their slots."""
+    slots, shift = make_slots(capacity)
+    group = Group(
+        np.empty((_GROUP, capacity), np.int32),
+        np.zeros(_GROUP, np.int64),
+        np.empty((_GROUP, slots.shape[0]), np.int16),
+        np.empty((_GROUP, capacity), np.int64),
+        np.empty((_GROUP, capacity), np.int64),
+        np.empty((_GROUP, capacity), np.uint64),
+        np.empty((_GROUP, capacity + _SPARE, 4), np.int64),
+        np.zeros(_GROUP, np.int64),
+        np.empty(capacity, np.int64),
+    )
+    return group, shift
 
 
 @njit(nogil=True, cache=True)
@@ -37,114 +77,188 @@ def _set_bit(bits: NDArray[np.uint8], row: int, column: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _induce(
+def _list_nodes(g: Any, out: Any, t: int, group: Any, j: int, shift: np.uint64) -> None:
+    """List the nodes of sequence ``t``."""
+    nodes = out.nodes[t]
+    group.slots[j, :] = -1
+    count = 0
+    while count < nodes.shape[0] and nodes[count] >= 0:
+        node = nodes[count]
+        add_member(group.slots[j], shift, group.ids[j], count, node)
+        prefetch(g.indptr, node)
+        prefetch(g.node_scale, node)
+        prefetch(g.clusters, node)
+        count += 1
+    group.num_members[j] = count
+
+
+@njit(nogil=True, cache=True)
+def _list_clusters(g: Any, out: Any, t: int, nodes: Any, group: Any, j: int, shift: np.uint64) -> None:
+    """List the distinct clusters of sequence ``t``, in order of first appearance."""
+    group.slots[j, :] = -1
+    count = 0
+    width = out.nodes.shape[1]
+    for place in range(width + out.supers.shape[1]):
+        cluster = out.supers[t, place - width] if place >= width else np.int32(-1)
+        if place < nodes.num_members[j]:
+            cluster = g.clusters[nodes.ids[j, place]]
+        if cluster < 0:
+            continue
+        position = add_member(group.slots[j], shift, group.ids[j], count, cluster)
+        out.coarse_index[t, place] = position
+        if position == count:
+            prefetch(g.coarse_indptr, cluster)
+            prefetch(g.cluster_scale, cluster)
+            count += 1
+    group.num_members[j] = count
+
+
+@njit(nogil=True, cache=True)
+def _find_rows(
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
-    members: NDArray[np.int32],
-    count: int,
-    slots: NDArray[np.int16],
+    filters: NDArray[np.uint8],
+    scale: NDArray[np.float32],
+    group: Any,
+    j: int,
+    scales: NDArray[np.float32],
+) -> None:
+    """Look up where the members' rows lie, have on their way what will be read of them; fill ``scales``."""
+    count, starts, sizes, hashes = group.num_members[j], group.starts[j], group.sizes[j], group.hashes[j]
+    for a in range(count):
+        member = group.ids[j, a]
+        starts[a] = indptr[member]
+        sizes[a] = indptr[member + 1] - starts[a]
+        hashes[a] = hash_id(member)
+        scales[a] = scale[member]
+    for a in range(count):
+        start, stop = starts[a], starts[a] + sizes[a]
+        if sizes[a] <= _SCANNED_PER_MEMBER * count:
+            for entry in range(start, stop, _ENTRIES):
+                prefetch(indices, entry)
+        elif sizes[a] <= _FETCHED_LINES * _LINE:
+            for byte in range(start, stop, _LINE):
+                prefetch(filters, byte)
+        else:
+            for b in range(count):
+                prefetch(filters, start + np.int64(filter_bit(hashes[b], np.uint64(sizes[a])) >> _THREE))
+
+
+@njit(nogil=True, cache=True)
+def _link(
+    indices: NDArray[np.int32],
+    filters: NDArray[np.uint8],
+    group: Any,
+    j: int,
     shift: np.uint64,
-    ends: NDArray[np.int64],
     bits: NDArray[np.uint8],
 ) -> None:
-    """Set the bits of A + I among the first ``count`` members, which ``slots`` indexes; ``ends`` [., 2] is scratch."""
+    """Set the bits of A + I that short rows tell, and list the likely edges between longer ones."""
+    # No calls that would hand over the group: its arrays are seven words each.
+    count, ids, slots = group.num_members[j], group.ids[j], group.slots[j]
+    starts, sizes, hashes = group.starts[j], group.sizes[j], group.hashes[j]
+    longs, likely = group.longs, group.likely[j]
+    num_longs, num_likely = 0, 0
     for a in range(count):
-        ends[a, 0] = indptr[members[a]]
-        ends[a, 1] = indptr[members[a] + 1]
-    # Rows up to about the cost of searching all members in them are scanned once; an edge between two longer
-    # rows (hubs) is searched in the shorter one. An edge with one short row is found from that side.
-    longest = _SCANNED_PER_MEMBER * count
-    for a in range(min(count, _ROWS_AHEAD)):
-        _prefetch_row(indices, ends, a, longest)
-    for a in range(count):
-        if a + _ROWS_AHEAD < count:
-            _prefetch_row(indices, ends, a + _ROWS_AHEAD, longest)
         _set_bit(bits, a, a)
-        if ends[a, 1] - ends[a, 0] <= longest:
-            for entry in range(np.uint64(ends[a, 0]), np.uint64(ends[a, 1])):
-                b = slots[find_slot(slots, shift, members, indices[entry])]
+        if sizes[a] <= _SCANNED_PER_MEMBER * count:
+            for entry in range(np.uint64(starts[a]), np.uint64(starts[a] + sizes[a])):
+                b = slots[find_slot(slots, shift, ids, indices[entry])]
                 if b >= 0:
                     _set_bit(bits, a, b)
                     _set_bit(bits, b, a)
-        else:
-            _search_pairs(indices, members, a, ends, longest, bits)
+            continue
+        start, size, hashed = np.uint64(starts[a]), np.uint64(sizes[a]), hashes[a]
+        for i in range(num_longs):
+            b = np.uint64(longs[i])
+            own, its = filter_bit(hashes[b], size), filter_bit(hashed, np.uint64(sizes[b]))
+            here = filters[start + (own >> _THREE)] >> (own & _SEVEN)
+            there = filters[np.uint64(starts[b]) + (its >> _THREE)] >> (its & _SEVEN)
+            if here & there & np.uint64(1):
+                short, other = (a, np.int64(b)) if sizes[a] < sizes[b] else (np.int64(b), a)
+                likely[num_likely, 0], likely[num_likely, 1] = short, other
+                prefetch(indices, starts[short] + (sizes[short] >> 1))
+                num_likely += 1
+        longs[num_longs] = a
+        num_longs += 1
+        if num_likely >= _SPARE:
+            _confirm(indices, ids, starts, sizes, likely, num_likely, bits)
+            num_likely = 0
+    group.num_likely[j] = num_likely
 
 
 @njit(nogil=True, cache=True)
-def _prefetch_row(indices: NDArray[np.int32], ends: NDArray[np.int64], row: int, longest: int) -> None:
-    start, stop = ends[row, 0], ends[row, 1]
-    if stop - start <= longest:
-        for entry in range(np.uint64(start), np.uint64(stop), np.uint64(_LINE)):
-            prefetch(indices, entry)
-
-
-@njit(nogil=True, cache=True)
-def _search_pairs(
+def _confirm(
     indices: NDArray[np.int32],
-    members: NDArray[np.int32],
-    a: int,
-    ends: NDArray[np.int64],
-    longest: int,
+    ids: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    likely: NDArray[np.int64],
+    num_likely: int,
     bits: NDArray[np.uint8],
 ) -> None:
-    """Set the bits of the edges between member ``a`` and earlier ones whose rows are as long."""
-    start, stop = ends[a, 0], ends[a, 1]
-    for b in range(a):
-        other, other_stop = ends[b, 0], ends[b, 1]
-        if other_stop - other <= longest:
-            continue
-        if other_stop - other < stop - start:
-            linked = _contains(indices, other, other_stop, members[a])
-        else:
-            linked = _contains(indices, start, stop, members[b])
-        if linked:
+    """Set the bits of the likely edges that are edges: all are searched at once, each in the shorter row."""
+    longest = 1
+    for i in range(num_likely):
+        short = likely[i, 0]
+        likely[i, 2], likely[i, 3] = starts[short], sizes[short]
+        longest = max(longest, sizes[short])
+    # One step of all searches after another: what the next step of each reads is on its way meanwhile.
+    while longest > 1:
+        longest -= longest >> 1
+        for i in range(num_likely):
+            low, left = likely[i, 2], likely[i, 3]
+            half = left >> 1
+            low += half if indices[low + half] <= ids[likely[i, 1]] else 0
+            left -= half
+            prefetch(indices, low + (left >> 1))
+            likely[i, 2], likely[i, 3] = low, left
+    for i in range(num_likely):
+        a, b = likely[i, 0], likely[i, 1]
+        if indices[likely[i, 2]] == ids[b]:
             _set_bit(bits, a, b)
             _set_bit(bits, b, a)
 
 
 @njit(nogil=True, cache=True)
-def _coarsen(
-    g: Any,
-    out: Any,
-    t: int,
-    num_nodes: int,
-    slots: NDArray[np.int16],
-    shift: np.uint64,
-    distinct: NDArray[np.int32],
-    ends: NDArray[np.int64],
-) -> None:
-    """The distinct clusters of sequence ``t``, in order of first appearance, and their induced graph."""
-    slots[:] = -1
-    count = 0
-    width = out.nodes.shape[1]
-    for place in range(width + out.supers.shape[1]):
-        cluster = out.supers[t, place - width] if place >= width else np.int32(-1)
-        if place < num_nodes:
-            cluster = g.clusters[out.nodes[t, place]]
-        if cluster < 0:
-            continue
-        position = add_member(slots, shift, distinct, count, cluster)
-        out.coarse_index[t, place] = position
-        if position == count:
-            out.coarse_scale[t, position] = g.cluster_scale[cluster]
-            count += 1
-    _induce(g.coarse_indptr, g.coarse_indices, distinct, count, slots, shift, ends, out.coarse_bits[t])
+def _confirm_all(indices: NDArray[np.int32], group: Any, j: int, bits: NDArray[np.uint8]) -> None:
+    """Set the bits of the likely edges that are left."""
+    _confirm(indices, group.ids[j], group.starts[j], group.sizes[j], group.likely[j], group.num_likely[j], bits)
 
 
 @njit(nogil=True, cache=True)
 def induce_slice(g: Any, out: Any) -> None:
     """Fill scales, bits and coarse arrays, prefilled with zeros, of the sequences whose ids ``out`` holds."""
-    distinct = np.empty(out.nodes.shape[1] + out.supers.shape[1], dtype=np.int32)
-    ends = np.empty((distinct.shape[0], 2), dtype=np.int64)
-    slots, shift = make_slots(distinct.shape[0])
-    for t in range(out.nodes.shape[0]):
-        nodes = out.nodes[t]
-        slots[:] = -1
-        count = 0
-        while count < nodes.shape[0] and nodes[count] >= 0:
-            add_member(slots, shift, nodes, count, nodes[count])
-            out.node_scale[t, count] = g.node_scale[nodes[count]]
-            count += 1
-        _induce(g.indptr, g.indices, nodes, count, slots, shift, ends, out.node_bits[t])
-        if out.supers.shape[1] > 0:
-            _coarsen(g, out, t, count, slots, shift, distinct, ends)
+    num_super = out.supers.shape[1]
+    nodes, shift = _make_group(out.nodes.shape[1])
+    clusters, coarse_shift = _make_group(out.nodes.shape[1] + num_super)
+    for first in range(0, out.nodes.shape[0], _GROUP):
+        size = min(_GROUP, out.nodes.shape[0] - first)
+        for j in range(size):
+            _list_nodes(g, out, first + j, nodes, j, shift)
+        for j in range(size):
+            t = first + j
+            _find_rows(g.indptr, g.indices, g.edge_filter, g.node_scale, nodes, j, out.node_scale[t])
+            if num_super > 0:
+                _list_clusters(g, out, t, nodes, clusters, j, coarse_shift)
+        for j in range(size):
+            t = first + j
+            if num_super > 0:
+                _find_rows(
+                    g.coarse_indptr,
+                    g.coarse_indices,
+                    g.coarse_filter,
+                    g.cluster_scale,
+                    clusters,
+                    j,
+                    out.coarse_scale[t],
+                )
+            _link(g.indices, g.edge_filter, nodes, j, shift, out.node_bits[t])
+        for j in range(size):
+            t = first + j
+            _confirm_all(g.indices, nodes, j, out.node_bits[t])
+            if num_super > 0:
+                _link(g.coarse_indices, g.coarse_filter, clusters, j, coarse_shift, out.coarse_bits[t])
+        if num_super > 0:
+            for j in range(size):
+                _confirm_all(g.coarse_indices, clusters, j, out.coarse_bits[first + j])

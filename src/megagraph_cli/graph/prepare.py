@@ -34,25 +34,28 @@ def load_graph(
     root: Path,
     cache: Path,
     *,
+    feature_dtype: str = "float32",
     accept_download: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Graph:
     """The prepared graph called ``name``: mapped from ``cache``, where it is prepared first if it is not there.
 
     ``name`` is a dataset, a ``synthetic:...`` spec or a path to a ``.npz`` or ``.pt`` file; ``root`` holds raw files
-    and is written by an accepted download only. Several processes may call this at once: one prepares.
+    and is written by an accepted download only. ``feature_dtype`` is float32, or float16: features rounded to that are
+    half as large, and everything drawn from them is what the rounded features say. Several processes may call this at
+    once: one prepares.
     Raises MgraphError (exit 2) on an unknown name, missing or bad raw files, and a cache that cannot be written.
     """
     report = progress or _silent
     dataset, folder = datasets.resolve(name, root)
     _require_files(dataset, folder, accept_download, report)
-    path = cache / _store_name(dataset, folder)
+    path = cache / _store_name(dataset, folder, feature_dtype)
     try:
         graph = store.open_store(path, check=True)
     except store.DamagedStoreError:
         with _cache_errors(cache), store.exclusive(path) as already_there:
             if not already_there:
-                store.publish(path, lambda aside: _prepare(dataset, folder, aside, report))
+                store.publish(path, lambda aside: _prepare(dataset, folder, aside, feature_dtype, report))
         graph = open_graph(path)
     return replace(graph, name=dataset.name)
 
@@ -73,7 +76,7 @@ def _require_files(dataset: Dataset, folder: Path, accept_download: bool, report
     fetch(dataset.name, dataset.remotes, folder, missing, report)
 
 
-def _store_name(dataset: Dataset, folder: Path) -> str:
+def _store_name(dataset: Dataset, folder: Path, feature_dtype: str) -> str:
     """The dataset's name and a hash of what the store is made from: file sizes and times, the store's version."""
     stats = [(file, (folder / file).stat()) for file in dataset.files]
     # A user's file goes by its resolved path: one store however the path is spelled.
@@ -83,6 +86,7 @@ def _store_name(dataset: Dataset, folder: Path) -> str:
         dataset.revision,
         dataset.source if users_own else dataset.name,
         [[file, at.st_size, at.st_mtime_ns] for file, at in stats],
+        feature_dtype,
     ]
     key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
     slug = re.sub(r"[^A-Za-z0-9]+", "-", Path(dataset.name).stem)[:40].strip("-")
@@ -100,7 +104,7 @@ def _cache_errors(cache: Path) -> Iterator[None]:
         ) from error
 
 
-def _prepare(dataset: Dataset, folder: Path, aside: Path, report: Callable[[str], None]) -> None:
+def _prepare(dataset: Dataset, folder: Path, aside: Path, feature_dtype: str, report: Callable[[str], None]) -> None:
     """Writes the whole store of ``dataset`` into the folder ``aside``."""
     # numba takes most of a second to import; mapping a graph that is already prepared does without it.
     from megagraph_cli.graph.tables import build_tables
@@ -108,7 +112,7 @@ def _prepare(dataset: Dataset, folder: Path, aside: Path, report: Callable[[str]
     report(f"{dataset.name}: reading {folder if dataset.files else 'nothing, generating'}")
     raw = dataset.read(folder, lambda said: report(f"{dataset.name}: {said}"))
     writer = store.Writer(aside, report)
-    facts = _write_content(raw, dataset, writer, report)
+    facts = _write_content(raw, dataset, feature_dtype, writer, report)
     writer.finish(facts)
     del raw
     report(f"{dataset.name}: building the sampler's tables")
@@ -117,7 +121,9 @@ def _prepare(dataset: Dataset, folder: Path, aside: Path, report: Callable[[str]
     writer.finish(facts)
 
 
-def _write_content(raw: RawGraph, dataset: Dataset, writer: store.Writer, report: Callable[[str], None]) -> store.Facts:
+def _write_content(
+    raw: RawGraph, dataset: Dataset, feature_dtype: str, writer: store.Writer, report: Callable[[str], None]
+) -> store.Facts:
     from megagraph_cli.graph.coarsen import coarsen
     from megagraph_cli.graph.readers.adjacency import undirected
     from megagraph_cli.graph.readers.features import canonical
@@ -126,7 +132,7 @@ def _write_content(raw: RawGraph, dataset: Dataset, writer: store.Writer, report
         raise MgraphError(f"{raw.origin} has no nodes; give at least one")
     labels, num_classes = compact_labels(raw.origin, raw.labels, raw.num_nodes)
     tails, heads = check_edges(raw.origin, raw.tails, raw.heads, raw.num_nodes)
-    features = canonical(raw.origin, raw.features, raw.num_nodes)
+    features = canonical(raw.origin, raw.features, raw.num_nodes, feature_dtype)
     report(f"{dataset.name}: sorting {tails.size} edge entries of {raw.num_nodes} nodes")
     adjacency = undirected(tails, heads, raw.num_nodes)
     del tails, heads
@@ -146,7 +152,7 @@ def _write_content(raw: RawGraph, dataset: Dataset, writer: store.Writer, report
     if raw.masks is not None:
         for part in ("train", "val", "test"):
             writer.put(f"mask_{part}", getattr(raw.masks, part))
-    _write_features(features, coarse.clusters, coarse.sizes, writer)
+    _write_features(features, coarse.clusters, coarse.sizes, feature_dtype, writer)
     counts = {
         "isolated": int(np.count_nonzero(np.diff(adjacency.indptr) == 0)),
         "self_loops": adjacency.self_loops,
@@ -158,16 +164,18 @@ def _write_content(raw: RawGraph, dataset: Dataset, writer: store.Writer, report
     return store.Facts(dataset.name, dataset.licence, dataset.source, num_classes, num_columns, counts)
 
 
-def _write_features(features: Any, clusters: NDArray[np.int32], sizes: NDArray[np.int32], writer: store.Writer) -> None:
+def _write_features(
+    features: Any, clusters: NDArray[np.int32], sizes: NDArray[np.int32], dtype: str, writer: store.Writer
+) -> None:
     from megagraph_cli.graph.readers.features import super_rows
 
     if features is None:
         return
     below: Any = super_rows(features, clusters, sizes)
     if not sparse.issparse(features):
-        writer.put("features_x", features, below)
+        writer.put("features_x", features, below.astype(dtype, copy=False))
         return
     shifted = below.indptr[1:].astype(np.int64) + features.nnz
     writer.put("features_indptr", features.indptr.astype(np.int64), shifted)
     writer.put("features_indices", features.indices.astype(np.int32), below.indices.astype(np.int32))
-    writer.put("features_data", features.data, below.data)
+    writer.put("features_data", features.data.astype(dtype, copy=False), below.data.astype(dtype, copy=False))

@@ -16,7 +16,8 @@ ARMS = ("pagerank", "neighbours", "two_steps", "similarity")
 class SamplingArrays(NamedTuple):
     """The graph and its tables (see tables.build_tables), read-only; what a graph lacks has length 0.
 
-    Always the same types, so that numba compiles one specialisation whatever the features are.
+    Always the same types, so that numba compiles one specialisation whatever the features are: float16 features are
+    the bit patterns in ``feature_half`` or ``feature_half_data``, and ``feature_x`` and ``feature_data`` are empty.
     """
 
     indptr: NDArray[np.int64]
@@ -30,14 +31,18 @@ class SamplingArrays(NamedTuple):
     closed_edge_cdf: NDArray[np.uint32]
     closed_stay: NDArray[np.float32]
     stay: NDArray[np.float32]
+    edge_filter: NDArray[np.uint8]
+    coarse_filter: NDArray[np.uint8]
     feature_kind: int
     feature_norm: NDArray[np.float32]
     feature_x: NDArray[np.float32]
+    feature_half: NDArray[np.uint16]
     feature_code: NDArray[np.int8]
     feature_code_tail: NDArray[np.float32]
     feature_indptr: NDArray[np.int64]
     feature_indices: NDArray[np.int32]
     feature_data: NDArray[np.float32]
+    feature_half_data: NDArray[np.uint16]
     feature_row_cdf: NDArray[np.uint32]
     feature_column_indptr: NDArray[np.int64]
     feature_column_rows: NDArray[np.int32]
@@ -49,7 +54,8 @@ def sampling_arrays(graph: Graph) -> SamplingArrays:
     tables = graph.tables
     features = graph.features
     sparse = features if isinstance(features, SparseFeatures) else None
-    x = features.x if isinstance(features, DenseFeatures) else np.empty((0, 0))
+    x, half = _by_width(features.x if isinstance(features, DenseFeatures) else np.empty((0, 0), dtype=np.float32))
+    data, half_data = _by_width(sparse.data if sparse else np.empty(0, dtype=np.float32))
     code = tables.get("feature_code", np.empty((0, 4), dtype=np.int8))
     return SamplingArrays(
         indptr=_read_only(graph.indptr, np.int64),
@@ -63,19 +69,31 @@ def sampling_arrays(graph: Graph) -> SamplingArrays:
         closed_edge_cdf=_read_only(tables["closed_edge_cdf"], np.uint32),
         closed_stay=_read_only(tables["closed_stay"], np.float32),
         stay=_read_only(tables["stay"], np.float32),
+        edge_filter=_read_only(tables["edge_filter"], np.uint8),
+        coarse_filter=_read_only(tables["coarse_filter"], np.uint8),
         feature_kind=int(tables["feature_kind"][0]),
         feature_norm=_read_only(tables.get("feature_norm"), np.float32),
         feature_x=_read_only(x, np.float32),
+        feature_half=_read_only(half, np.uint16),
         feature_code=_read_only(code, np.int8),
         feature_code_tail=_read_only(code.view(np.float32), np.float32),
         feature_indptr=_read_only(sparse.indptr if sparse else tables.get("feature_indptr"), np.int64),
         feature_indices=_read_only(sparse.indices if sparse else tables.get("feature_indices"), np.int32),
-        feature_data=_read_only(sparse.data if sparse else None, np.float32),
+        feature_data=_read_only(data, np.float32),
+        feature_half_data=_read_only(half_data, np.uint16),
         feature_row_cdf=_read_only(tables.get("feature_row_cdf"), np.uint32),
         feature_column_indptr=_read_only(tables.get("feature_column_indptr"), np.int64),
         feature_column_rows=_read_only(tables.get("feature_column_rows"), np.int32),
         feature_column_cdf=_read_only(tables.get("feature_column_cdf"), np.uint32),
     )
+
+
+def _by_width(values: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.uint16]]:
+    """(float32 values, bit patterns of float16 values), one of them empty."""
+    nothing = (0,) * values.ndim
+    if values.dtype == np.float16:
+        return np.empty(nothing, dtype=np.float32), values.view(np.uint16)
+    return values, np.empty(nothing, dtype=np.uint16)
 
 
 def described(graph: Graph, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:

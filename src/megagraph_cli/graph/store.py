@@ -25,7 +25,7 @@ from megagraph_cli.graph.graph import DenseFeatures, Graph, Masks, SparseFeature
 from megagraph_cli.graph.progress import Pace, Report
 from megagraph_cli.graph.seal import array_hash, first_damaged, is_sealed, seal
 
-STORE_VERSION = 2
+STORE_VERSION = 3
 META = "meta.json"
 TABLE_PREFIX = "table_"
 _BLOCK_BYTES = 1 << 26

@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from megagraph_cli.graph.filters import row_filters
 from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
 
 FEATURES_NONE = 0
@@ -42,6 +43,8 @@ def build_tables(graph: Graph) -> dict[str, NDArray[Any]]:
     - ``closed_edge_cdf`` uint32 [2E], ``closed_stay`` float32 [V], ``stay`` float32 [V]: the two steps of a row
       of A^^2 over closed neighbourhoods. The first goes to k with weight c_k / d~_k, c_k = the sum of d~^-1/2
       over N[k], and remains where it is with probability ``closed_stay``; the second remains with ``stay``;
+    - ``edge_filter`` uint8 [2E] and ``coarse_filter``: a Bloom filter for every row of the graph and of the graph of
+      clusters (filters.py);
     - ``feature_kind`` int64 [1] (FEATURES_*), ``feature_norm`` float32 [V] where there are features; where they
       are dense and have at least 32 columns ``feature_code`` int8 [V, W], W a multiple of 64: F entries, zeros, and
       two float32 (scale, error) in the last eight bytes; scale times entries is the row over its norm, but for a
@@ -64,6 +67,8 @@ def build_tables(graph: Graph) -> dict[str, NDArray[Any]]:
         "closed_edge_cdf": _row_cdfs(graph.indptr, graph.indices, through),
         "closed_stay": (through / through_closed).astype(np.float32),
         "stay": (scale / closed).astype(np.float32),
+        "edge_filter": row_filters(graph.indptr, graph.indices),
+        "coarse_filter": row_filters(graph.coarse_indptr, graph.coarse_indices),
     }
     tables.update(_feature_tables(graph))
     return tables
@@ -74,14 +79,15 @@ def _feature_tables(graph: Graph) -> dict[str, NDArray[Any]]:
     if features is None:
         return {"feature_kind": np.array([FEATURES_NONE], dtype=np.int64)}
     if isinstance(features, DenseFeatures):
-        if _worth_listing(features.x[: graph.num_nodes]):
-            listed = _compress(features.x, graph.num_nodes)
+        x = features.x.astype(np.float32, copy=False)
+        if _worth_listing(x[: graph.num_nodes]):
+            listed = _compress(x, graph.num_nodes)
             return {
                 **_sparse_tables(listed, graph.num_nodes),
                 "feature_indptr": listed.indptr,
                 "feature_indices": listed.indices,
             }
-        return _dense_tables(features.x, graph.num_nodes)
+        return _dense_tables(x, graph.num_nodes)
     return _sparse_tables(features, graph.num_nodes)
 
 
@@ -117,7 +123,7 @@ def _compress(x: NDArray[np.float32], num_rows: int) -> SparseFeatures:
 def _sparse_tables(features: SparseFeatures, num_nodes: int) -> dict[str, NDArray[Any]]:
     indptr = features.indptr[: num_nodes + 1]
     indices = features.indices[: indptr[-1]]
-    data = features.data[: indptr[-1]]
+    data = features.data[: indptr[-1]].astype(np.float32, copy=False)
     signed = bool(indices.size) and bool(data.min() < 0)
     if signed:
         assert _rows_ascend(indptr, indices), "signed similarity merges feature rows: their columns must ascend"
