@@ -101,10 +101,10 @@ def node_features(graph: Graph) -> torch.Tensor:
 def csr(graph: Graph) -> sparse.csr_matrix:
     features = graph.features
     if isinstance(features, DenseFeatures):
-        return sparse.csr_matrix(np.array(features.x[: graph.num_nodes]))
+        return sparse.csr_matrix(np.array(features.x[: graph.num_nodes], dtype=np.float32))
     assert features is not None
     indptr = np.array(features.indptr[: graph.num_nodes + 1])
-    stored = features.data[: indptr[-1]], features.indices[: indptr[-1]], indptr
+    stored = features.data[: indptr[-1]].astype(np.float32), features.indices[: indptr[-1]], indptr
     return sparse.csr_matrix(stored, shape=(graph.num_nodes, features.num_columns))
 
 
@@ -151,7 +151,8 @@ def main() -> None:
     cache = Path(os.environ.get("MGRAPH_CACHE", Path.home() / ".cache/mgraph/graphs"))
     print(f"{'set':12s}{'MLP':>14s}{'GCN':>14s}{'mgraph':>14s}{'minus GCN':>11s}{'s per run':>11s}")
     for name in chosen.datasets.split(","):
-        graph = load_graph(name, root, cache)
+        dtype = recipes.resolve(name, None, ()).dataset.feature_dtype
+        graph = load_graph(name, root, cache, feature_dtype=dtype)
         x, edges = node_features(graph), adjacency(graph)
         mlp, gcn, ours, seconds = [], [], [], []
         for seed in map(int, chosen.seeds.split(",")):

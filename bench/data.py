@@ -1,14 +1,18 @@
 """Data at the size of ogbn-products: preparing it, drawing from it, feeding two workers with it.
 
-    python bench/data.py [--parts prepare,draw,plain,stall,chain] [--big synthetic:...]
+    python bench/data.py [--parts prepare,draw,hubs,plain,stall,chain] [--big synthetic:...] [--feature-dtype float16]
 
 - prepare: `mgraph data` of the big generated graph in an empty cache; seconds, peak resident memory of its processes.
 - draw: sequences of 32 nodes a second with two threads, on the big graph and on Amazon Computers.
+- hubs: on 500,000 nodes with 20 hubs of 100,000 neighbours, for targets beside a hub and for others.
 - plain: the same on Computers by scipy and numpy, node after node, as the published ANS-GT code does; the ratio.
 - stall: two CPU workers, 4 layers, d = 64, batch 1024, rows 17 and 64, pp = 2 and dp = 2 on Computers: what a step
   waits for its batch, and what a step takes more than with batches built beforehand.
 - chain: profile --quick, fit, search --gpus 2 --mem 8GB and 20 steps on the big graph, batch 1024; the same two
   figures, and the most private memory that all workers held together at any moment.
+- disk: 40 steps on the big graph, whose store is larger than the memory of LIMIT that the command and its workers may
+  use, page cache included; beside the same without a limit. Needs root, and is left out
+  unless it is asked for.
 
 Raw files lie under MGRAPH_DATA; prepared graphs go to MGRAPH_CACHE, but those of `prepare` to a folder of their own.
 Prints each figure beside its bar.
@@ -19,13 +23,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megagraph_cli.artifacts.plan import Dims, Plan
 from megagraph_cli.artifacts.workload import BatchSection, DatasetSection, ModelSection, TrainSection, Workload
@@ -36,12 +43,15 @@ from megagraph_cli.graph.graph import Graph
 from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.graph.sequences import build_sequences
 from megagraph_cli.kernelcache import kernel_folder
+from megagraph_cli.units import parse_bytes
 from parts import plain as peer
+from parts.limit import forget, limited
 from parts.watch import Watch, is_worker, private_bytes, resident_bytes
 
 BIG = "synthetic:nodes=2449029,edges=61859140,features=100,classes=47"
 EVEN = np.full(4, 0.25)
 STEPS = 20
+LIMIT = "2.2GB"
 ROOT = Path(os.environ.get("MGRAPH_DATA", Path.home() / ".cache/mgraph/data"))
 CACHE = Path(os.environ.get("MGRAPH_CACHE", Path.home() / ".cache/mgraph/graphs")).absolute()
 
@@ -59,20 +69,20 @@ def mgraph(*arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
-def prepare(big: str) -> None:
+def prepare(big: str, dtype: str) -> None:
     with tempfile.TemporaryDirectory(dir=CACHE) as folder, Watch(resident_bytes) as resident:
         start = time.perf_counter()
-        mgraph("data", big, "--json", "--cache", "graphs", cwd=Path(folder))
+        mgraph("data", big, "--json", "--cache", "graphs", "--set", f"dataset.feature_dtype={dtype}", cwd=Path(folder))
         say("generated, prepared, coarsened: seconds", f"{time.perf_counter() - start:.0f}", "at most 600")
     say("  peak resident memory, GB", f"{resident.most / 1e9:.2f}", "at most 8")
 
 
-def draw(name: str, graph: Graph, bar: str = "") -> float:
+def draw(name: str, graph: Graph, bar: str = "", among: NDArray[np.int64] | None = None) -> float:
     """Sequences of 32 nodes a second by two threads; the best of five calls, each on targets of its own."""
     rng = np.random.default_rng(0)
     best = 0.0
     for epoch in range(6):
-        targets = rng.choice(graph.num_nodes, 8192, replace=False)
+        targets = rng.choice(graph.num_nodes if among is None else among, 8192, replace=False)
         start = time.perf_counter()
         build_sequences(
             graph, targets, num_sampled=32, num_super=1, weights=EVEN, rng_seed=0, epoch=epoch, view=0, threads=2
@@ -81,6 +91,21 @@ def draw(name: str, graph: Graph, bar: str = "") -> float:
             best = max(best, targets.size / (time.perf_counter() - start))
     say(f"sequences of 32 nodes a second, two threads, {name}", f"{best:,.0f}", bar)
     return best
+
+
+def hubs() -> None:
+    num_nodes, degree, beside = 500_000, 100_000, np.arange(250_000, 500_000)
+    rng = np.random.default_rng(0)
+    edges = [rng.integers(0, num_nodes, (2, 2_500_000))]
+    edges += [np.stack([np.full(degree, hub), rng.choice(beside, degree, replace=False)]) for hub in range(20)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "hubs.npz"
+        x = rng.normal(size=(num_nodes, 64)).astype(np.float32)
+        np.savez(path, edge_index=np.concatenate(edges, axis=1), x=x, y=np.arange(num_nodes) % 7)
+        graph = load_graph(str(path), Path(folder), Path(folder) / "cache")
+        others = draw("targets away from hubs", graph, among=np.arange(20, 250_000))
+        near = draw("targets beside hubs of 100,000", graph, among=beside)
+        say("  share of the rate that is left beside hubs", f"{near / others:.2f}")
 
 
 def plain(graph: Graph) -> None:
@@ -161,27 +186,69 @@ def chain(big: str) -> None:
         compare("the big graph", folder)
 
 
+def disk(big: str) -> None:
+    graph = load_graph(big, ROOT, CACHE)
+    store = graph.path
+    size = sum(path.stat().st_size for path in store.iterdir())
+    del graph
+    plan = Plan(
+        gpus=2,
+        device="cpu",
+        workload=workload(big, 15),
+        dims=Dims(pp=1, dp=2, cp=1),
+        layers_per_stage=[4],
+        num_microbatches=4,
+    )
+    say("the store, GB", f"{size / 1e9:.2f}")
+    with tempfile.TemporaryDirectory() as name, limited(parse_bytes(LIMIT)) as group:
+        folder = Path(name)
+        plan.save(folder / "plan.json")
+        for what, join in (("all memory", None), (f"{LIMIT} of memory", group)):
+            forget(store)
+            found = in_group(join, folder, folder / what.replace(" ", "-"))
+            say(f"step with {what}, ms", f"{1000 * found['measured']['step_s']:.0f}")
+            say("  of it, waiting for the batch (mean)", f"{found['data_stall_s'] / found['measured']['step_s']:.1%}")
+
+
+def in_group(group: Path | None, folder: Path, run_dir: Path) -> dict[str, Any]:
+    """run.json of `mgraph train` for twice STEPS, as a member of a control group if one is given."""
+    join = f"echo 0 > {group} && " if group else ""
+    words = ["train", "--plan", "plan.json", "--max-steps", str(2 * STEPS), "--run-dir", str(run_dir), "--json"]
+    command = join + shlex.join(["exec", sys.executable, "-m", "megagraph_cli.cli", *words])
+    done = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"mgraph train failed with exit code {done.returncode}: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="prepare,draw,plain,stall,chain")
+    parser.add_argument("--parts", default="prepare,draw,hubs,plain,stall,chain")
     parser.add_argument("--big", default=BIG)
+    parser.add_argument("--feature-dtype", default="float32", help="of the big graph, in prepare and draw")
     chosen = parser.parse_args()
     # The workers find parts.beforehand here, and compiled kernels where mgraph keeps them.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_folder(CACHE)))
     for part in chosen.parts.split(","):
         if part == "prepare":
-            prepare(chosen.big)
+            prepare(chosen.big, chosen.feature_dtype)
         elif part == "draw":
-            draw("the big graph", load_graph(chosen.big, ROOT, CACHE), "at least 20,000")
+            graph = load_graph(chosen.big, ROOT, CACHE, feature_dtype=chosen.feature_dtype)
+            draw("the big graph", graph, "at least 20,000")
+        elif part == "hubs":
+            hubs()
         elif part == "plain":
             plain(load_graph("computers", ROOT, CACHE))
         elif part == "stall":
             stall()
         elif part == "chain":
             chain(chosen.big)
+        elif part == "disk":
+            disk(chosen.big)
         else:
-            parser.error(f"--parts names {part!r}; choose from prepare, draw, plain, stall, chain")
+            parser.error(f"--parts names {part!r}; choose from prepare, draw, hubs, plain, stall, chain, disk")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 from megagraph_cli.artifacts.run import Failure
 from megagraph_cli.commands.scratch import scratch
+from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.failures import WorkerFailed
 
 HOLD = """
@@ -39,10 +40,13 @@ def test_it_goes_with_its_call_and_with_its_error(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_a_workers_failure_keeps_it_for_good(temporary: Path) -> None:
-    failure = Failure(rank=1, pp=None, dp=None, cp=None, message="planted")
-    with pytest.raises(WorkerFailed), scratch("test-") as folder:
-        raise WorkerFailed("planted", failure)
+FAILURE = Failure(rank=1, pp=None, dp=None, cp=None, message="planted")
+
+
+@pytest.mark.parametrize("error", [WorkerFailed("planted", FAILURE), MgraphError("planted", EXIT_WORKER)])
+def test_a_workers_failure_keeps_it_for_good(error: MgraphError, temporary: Path) -> None:
+    with pytest.raises(MgraphError), scratch("test-") as folder:
+        raise error
     with scratch("test-"):
         assert folder.is_dir()
 

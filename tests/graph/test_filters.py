@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megagraph_cli.graph.filters import filter_bit, hash_id, row_filters
@@ -15,6 +15,7 @@ def is_set(filters: np.ndarray, start: int, size: int, key: int) -> bool:
     return bool(filters[start + bit // 8] >> (bit % 8) & 1)
 
 
+@settings(deadline=None)  # the first call compiles
 @given(st.lists(st.sets(st.integers(0, 2**31 - 2), max_size=40), max_size=8))
 def test_every_entry_is_found(rows: list[set[int]]) -> None:
     indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)

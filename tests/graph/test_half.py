@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 from tiny import random_graph
 
-from megagraph_cli.artifacts.workload import DatasetSection
+from megagraph_cli.artifacts.plan import Dims, Plan
+from megagraph_cli.artifacts.workload import BatchSection, DatasetSection, ModelSection, Workload
+from megagraph_cli.commands import train
+from megagraph_cli.commands.train import TrainRequest
 from megagraph_cli.commands.workloads import Folders, prepare
 from megagraph_cli.console import Screen
 from megagraph_cli.errors import MgraphError
@@ -93,6 +97,8 @@ def test_rounding_is_checked_and_decides_what_is_zero() -> None:
         assert sparse.issparse(found)
         assert found.nnz == 2
         np.testing.assert_array_equal(found.toarray(), thin.astype(np.float16).astype(np.float32))
+    with pytest.raises(MgraphError, match=r"beyond float16 at node 1; replace it with a finite number$"):
+        canonical("file", np.array([[0.0], [np.nan]]), 2, "float16")
     for given in (x * 2, sparse.csr_matrix(np.pad(x * 2, ((0, 0), (0, 9))))):
         with pytest.raises(MgraphError, match=r"beyond float16.*set dataset\.feature_dtype=float32"):
             canonical("file", given, 2, "float16")
@@ -129,3 +135,34 @@ def values_of(graph: Graph) -> NDArray[np.float32] | NDArray[np.float16]:
         return features.x
     assert isinstance(features, SparseFeatures)
     return features.data
+
+
+@pytest.mark.ranks
+def test_training_is_that_on_the_rounded_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without super nodes, whose rows are rounded means."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    edges, labels, x = rng.integers(0, 60, (2, 300)), np.arange(60) % 3, rng.normal(size=(60, 12))
+    losses = []
+    for name, values, dtype in (("half", x, "float16"), ("full", x.astype(np.float16), "float32")):
+        np.savez(f"{name}.npz", edge_index=edges, x=values, y=labels)
+        workload = Workload(
+            dataset=DatasetSection(name=str(tmp_path / f"{name}.npz"), feature_dtype=dtype, split="random:0.6,0.2,0.2"),
+            model=ModelSection(num_layers=2, num_heads=2, hidden_dim=8, ffn_dim=8),
+            batch=BatchSection(batch_size=12, num_sampled=6, num_super=0),
+        )
+        plan = Plan(
+            gpus=2,
+            device="cpu",
+            workload=workload,
+            dims=Dims(pp=2, dp=1, cp=1),
+            layers_per_stage=[1, 1],
+            num_microbatches=2,
+        )
+        plan.save(Path(f"{name}.json"))
+        request = TrainRequest(Folders(tmp_path, tmp_path / "cache"), plan_path=Path(f"{name}.json"), max_steps=4)
+        _, where = train.run(request, Screen.stderr())
+        lines = (where / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines])
+    assert len(losses[0]) == 4
+    assert losses[0] == losses[1]

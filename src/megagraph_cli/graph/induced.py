@@ -23,6 +23,8 @@ from megagraph_cli.graph.slots import add_member, find_slot, make_slots
 
 _GROUP = 8
 """Sequences that are taken together."""
+_GROUP_MEMBERS = 1024
+"""Members of a group, unless it has a single sequence: what is fetched for them should stay in the second cache."""
 _SPARE = 64
 """Likely edges that are kept, beside those of one row, before they are searched."""
 _SCANNED_PER_MEMBER = 2
@@ -55,17 +57,18 @@ class Group(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def _make_group(capacity: int) -> tuple[Any, np.uint64]:
-    """A group of sequences of up to ``capacity`` members, and the shift of their slots."""
+    """A group of sequences of up to ``capacity`` members, fewer where these are many, and the shift of their slots."""
     slots, shift = make_slots(capacity)
+    size = max(1, min(_GROUP, _GROUP_MEMBERS // capacity))
     group = Group(
-        np.empty((_GROUP, capacity), np.int32),
-        np.zeros(_GROUP, np.int64),
-        np.empty((_GROUP, slots.shape[0]), np.int16),
-        np.empty((_GROUP, capacity), np.int64),
-        np.empty((_GROUP, capacity), np.int64),
-        np.empty((_GROUP, capacity), np.uint64),
-        np.empty((_GROUP, capacity + _SPARE, 4), np.int64),
-        np.zeros(_GROUP, np.int64),
+        np.empty((size, capacity), np.int32),
+        np.zeros(size, np.int64),
+        np.empty((size, slots.shape[0]), np.int16),
+        np.empty((size, capacity), np.int64),
+        np.empty((size, capacity), np.int64),
+        np.empty((size, capacity), np.uint64),
+        np.empty((size, capacity + _SPARE, 4), np.int64),
+        np.zeros(size, np.int64),
         np.empty(capacity, np.int64),
     )
     return group, shift
@@ -131,6 +134,11 @@ def _find_rows(
         sizes[a] = indptr[member + 1] - starts[a]
         hashes[a] = hash_id(member)
         scales[a] = scale[member]
+    num_longs = 0
+    for a in range(count):
+        if sizes[a] > _SCANNED_PER_MEMBER * count:
+            group.longs[num_longs] = a
+            num_longs += 1
     for a in range(count):
         start, stop = starts[a], starts[a] + sizes[a]
         if sizes[a] <= _SCANNED_PER_MEMBER * count:
@@ -140,8 +148,9 @@ def _find_rows(
             for byte in range(start, stop, _LINE):
                 prefetch(filters, byte)
         else:
-            for b in range(count):
-                prefetch(filters, start + np.int64(filter_bit(hashes[b], np.uint64(sizes[a])) >> _THREE))
+            for i in range(num_longs):
+                bit = filter_bit(hashes[group.longs[i]], np.uint64(sizes[a]))
+                prefetch(filters, start + np.int64(bit >> _THREE))
 
 
 @njit(nogil=True, cache=True)
@@ -232,8 +241,9 @@ def induce_slice(g: Any, out: Any) -> None:
     num_super = out.supers.shape[1]
     nodes, shift = _make_group(out.nodes.shape[1])
     clusters, coarse_shift = _make_group(out.nodes.shape[1] + num_super)
-    for first in range(0, out.nodes.shape[0], _GROUP):
-        size = min(_GROUP, out.nodes.shape[0] - first)
+    together = clusters.ids.shape[0]
+    for first in range(0, out.nodes.shape[0], together):
+        size = min(together, out.nodes.shape[0] - first)
         for j in range(size):
             _list_nodes(g, out, first + j, nodes, j, shift)
         for j in range(size):

@@ -110,11 +110,11 @@ def _prepare(dataset: Dataset, folder: Path, aside: Path, feature_dtype: str, re
     from megagraph_cli.graph.tables import build_tables
 
     report(f"{dataset.name}: reading {folder if dataset.files else 'nothing, generating'}")
-    raw = dataset.read(folder, lambda said: report(f"{dataset.name}: {said}"))
     writer = store.Writer(aside, report)
-    facts = _write_content(raw, dataset, feature_dtype, writer, report)
+    facts = _write_content(
+        dataset.read(folder, lambda said: report(f"{dataset.name}: {said}")), dataset, feature_dtype, writer, report
+    )
     writer.finish(facts)
-    del raw
     report(f"{dataset.name}: building the sampler's tables")
     for name, table in build_tables(store.open_store(aside)).items():
         writer.put(f"{store.TABLE_PREFIX}{name}", table)
@@ -133,6 +133,7 @@ def _write_content(
     labels, num_classes = compact_labels(raw.origin, raw.labels, raw.num_nodes)
     tails, heads = check_edges(raw.origin, raw.tails, raw.heads, raw.num_nodes)
     features = canonical(raw.origin, raw.features, raw.num_nodes, feature_dtype)
+    raw = replace(raw, features=None)  # rounded ones are a copy, and what follows takes the most memory
     report(f"{dataset.name}: sorting {tails.size} edge entries of {raw.num_nodes} nodes")
     adjacency = undirected(tails, heads, raw.num_nodes)
     del tails, heads

@@ -79,8 +79,8 @@ def _feature_tables(graph: Graph) -> dict[str, NDArray[Any]]:
     if features is None:
         return {"feature_kind": np.array([FEATURES_NONE], dtype=np.int64)}
     if isinstance(features, DenseFeatures):
-        x = features.x.astype(np.float32, copy=False)
-        if _worth_listing(x[: graph.num_nodes]):
+        x = features.x[: graph.num_nodes].astype(np.float32, copy=False)
+        if _worth_listing(x):
             listed = _compress(x, graph.num_nodes)
             return {
                 **_sparse_tables(listed, graph.num_nodes),

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.profiler import profile
 
 from megagraph_cli.hostmemory import available_bytes
+from megagraph_cli.runtime.gloo_threads import settle
 from megagraph_cli.runtime.live import Watch, live_storages, live_tensor_bytes, rise, storage_bytes
 
 Holders = Mapping[str, Iterable[Tensor]]
@@ -74,6 +75,7 @@ def _on_cpu(reading: Reading, from_zero: bool) -> Iterator[None]:
     # torch.profiler, which wraps this one, imports torch's compiler: seconds at each worker's start.
     with watch.overhear(), profile(use_cpu=True, profile_memory=True) as profiler:
         yield
+        settle()
         told = watch.close()
     highest, change = rise(profiler, told, watched=not from_zero)
     # What nothing told of (another thread's, say) is alive now or it is not known: it counts from the start.

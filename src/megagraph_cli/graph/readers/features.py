@@ -19,6 +19,7 @@ SPARSE_BELOW = 0.25
 an entry in float32, 6 against 2 in float16."""
 
 _BLOCK_ENTRIES = 1 << 24
+_WIDENED_COLUMNS = 8  # of float16 features that are float32 at a time
 
 
 def canonical(
@@ -47,7 +48,7 @@ def _refuse_unless_finite(origin: str, values: NDArray[Any], first_row: int | No
     if bool(finite.all()):
         return
     where = "" if first_row is None else f" at node {first_row + int(np.argwhere(~finite)[0, 0])}"
-    wider = " or set dataset.feature_dtype=float32" if values.dtype == np.float16 else ""
+    wider = " or set dataset.feature_dtype=float32" if values.dtype == np.float16 and np.isinf(values).any() else ""
     raise MgraphError(
         f"{origin} has a feature that is NaN or beyond {values.dtype}{where}; replace it with a finite number{wider}"
     )
@@ -105,7 +106,11 @@ def super_rows(
         mean.sort_indices()
         return mean.astype(np.float32)
     weights = np.repeat((1.0 / sizes).astype(np.float32), sizes)
-    mean = sparse.csr_matrix((weights, members, indptr), shape=(sizes.shape[0], num_nodes)) @ features.astype(
-        np.float32, copy=False
-    )
-    return np.asarray(mean, dtype=np.float32)
+    averaging = sparse.csr_matrix((weights, members, indptr), shape=(sizes.shape[0], num_nodes))
+    if features.dtype == np.float32:
+        return np.asarray(averaging @ features, dtype=np.float32)
+    dense = np.empty((sizes.shape[0], features.shape[1]), dtype=np.float32)
+    for start in range(0, features.shape[1], _WIDENED_COLUMNS):
+        columns = slice(start, start + _WIDENED_COLUMNS)
+        dense[:, columns] = averaging @ features[:, columns].astype(np.float32)
+    return dense
