@@ -6,15 +6,17 @@ import ctypes
 import mmap
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tiny import random_graph
 
 from megagraph_cli.graph.graph import DenseFeatures, SparseFeatures
-from megagraph_cli.graph.readahead import read_ahead
+from megagraph_cli.graph.readahead import enter_resident, read_ahead
 
 PATIENCE_S = 20.0
 ROWS, COLUMNS = 4096, 1024  # a page a row
@@ -68,6 +70,30 @@ def test_sparse_rows_are_asked_for_in_both_arrays(tmp_path: Path) -> None:
     data = mapped_cold(tmp_path / "data.npy", np.ones(ROWS * COLUMNS, dtype=np.float32))
     assert read_ahead(SparseFeatures(indptr, indices, data, COLUMNS), [np.array([900, 3000])]) == 4
     wait_until(lambda: in_memory(indices)[[900, 3000]].all() and in_memory(data)[[900, 3000]].all())
+
+
+def test_what_is_in_memory_whole_is_entered_at_once_and_nothing_is_read(tmp_path: Path) -> None:
+    cold = mapped_cold(tmp_path / "x.npy", np.zeros((ROWS, COLUMNS), dtype=np.float32))
+    graph = random_graph("dense", num_nodes=40)
+    np.save(tmp_path / "warm.npy", np.ones(1 << 20))
+    warm: NDArray[Any] = np.load(tmp_path / "warm.npy", mmap_mode="r").view(np.ndarray)
+    assert in_memory(warm).all()
+    mixed = replace(graph, features=DenseFeatures(cold), tables={**graph.tables, "stay": warm})
+    before = resident_kib()
+    entered = enter_resident(mixed)
+    if not entered:
+        pytest.skip("the system has no such request")
+    assert warm.nbytes <= entered <= warm.nbytes + 2 * mmap.PAGESIZE
+    assert resident_kib() - before >= warm.nbytes // 1024 // 2
+    assert not in_memory(cold)[HEAD:].any()
+    assert enter_resident(graph) == 0  # in no file
+
+
+def resident_kib() -> int:
+    """Pages of files that this process has in its tables."""
+    return next(
+        int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "RssFile" in line
+    )
 
 
 def test_what_is_in_no_file_is_left_alone() -> None:

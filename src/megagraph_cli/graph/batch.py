@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
-from megagraph_cli.graph.readahead import read_ahead
+from megagraph_cli.graph.readahead import enter_resident, read_ahead
 from megagraph_cli.graph.sequences import Sequences, build_sequences, pack, unpack
 from megagraph_cli.layout.batches import microbatch_targets
 from megagraph_cli.layout.rows import RowLayout
@@ -108,7 +108,9 @@ class BatchBuilder:
         return replace(self, spec=replace(self.spec, weights=(first, second, third, fourth)))
 
     def warm_up(self) -> None:
-        """Load the compiled kernels, or compile them, before a step would wait for that."""
+        """Load the compiled kernels, or compile them, and enter what of the graph is in memory in the process's tables,
+        before a step would wait for that."""
+        enter_resident(self.graph)
         self._build(np.full(1, -1, dtype=np.int64), 0, 0)
 
     def build(self, targets: NDArray[np.int64], *, epoch: int, view: int) -> list[MicroBatch]:
