@@ -48,7 +48,8 @@ def enter_resident(graph: Graph) -> int:
     """Enter the pages of mapped arrays in this process's tables, where nearly all of an array is in memory; the bytes
     entered.
 
-    At most a fiftieth of an array is read from the disk. Does nothing on systems without such a request (Linux before 5.14).
+    At most a fiftieth of an array is read from the disk. Does nothing on systems without such a request (Linux before
+    5.14).
     """
     system, entered = _system(), 0
     if system is None or sys.platform != "linux":
