@@ -22,7 +22,7 @@ FLOORS = {
     "layout": BASE,
     "artifacts": BASE | {"layout"},
     "cost": SHARED,
-    "graph": SHARED,
+    "graph": SHARED | {"hostmemory"},
     "backward": set(),
     "model": SHARED | {"backward"},
     "parallel": SHARED | {"backward"},

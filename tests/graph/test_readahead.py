@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tiny import random_graph
 
 from megagraph_cli.graph.graph import DenseFeatures, SparseFeatures
-from megagraph_cli.graph.readahead import enter_resident, read_ahead
+from megagraph_cli.graph.readahead import enter_resident, large_pages, read_ahead
 
 PATIENCE_S = 20.0
 ROWS, COLUMNS = 4096, 1024  # a page a row
@@ -87,6 +87,17 @@ def test_what_is_in_memory_whole_is_entered_at_once_and_nothing_is_read(tmp_path
     assert resident_kib() - before >= warm.nbytes // 1024 // 2
     assert not in_memory(cold)[HEAD:].any()
     assert enter_resident(graph) == 0  # in no file
+
+
+def test_a_large_graph_just_written_is_in_memory_again_and_a_small_one_is_let_be(tmp_path: Path) -> None:
+    graph = random_graph("dense", num_nodes=40)
+    for name, rows, again in (("large", 20_000, True), ("small", 2000, False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        x = mapped_cold(folder / "x.npy", np.ones((rows, COLUMNS), dtype=np.float32))
+        large_pages(replace(graph, features=DenseFeatures(x)), folder)
+        assert bool(in_memory(x)[HEAD:].all()) == again
+        np.testing.assert_array_equal(x[[0, -1]], 1)
 
 
 def resident_kib() -> int:

@@ -22,6 +22,7 @@ from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph import datasets, store
 from megagraph_cli.graph.datasets import Dataset
 from megagraph_cli.graph.graph import Graph
+from megagraph_cli.graph.readahead import large_pages
 from megagraph_cli.graph.readers.download import fetch
 from megagraph_cli.graph.readers.raw import RawGraph, check_edges, compact_labels
 from megagraph_cli.graph.store import open_graph
@@ -56,6 +57,7 @@ def load_graph(
         with _cache_errors(cache), store.exclusive(path) as already_there:
             if not already_there:
                 store.publish(path, lambda aside: _prepare(dataset, folder, aside, feature_dtype, report))
+                large_pages(open_graph(path), path)
         graph = open_graph(path)
     return replace(graph, name=dataset.name)
 

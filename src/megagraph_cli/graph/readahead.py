@@ -10,19 +10,25 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
+from megagraph_cli.hostmemory import available_bytes
 
 _SAMPLE = 64
 """Rows looked at to learn whether a batch's rows are in memory already, as they are once an epoch went by."""
 _NEARLY_ALL = 0.98  # of an array's pages
+_WORTH_BYTES = 1 << 26  # the processor finds its way about less without large pages
+_PLENTIFUL = 0.5  # of the free memory, at most, for all of a graph
+_LARGE_PAGES = 14  # MADV_HUGEPAGE
 _POPULATE_READ = 22  # MADV_POPULATE_READ
 _NEAR_PAGES = 8
 """Wanted pages no further apart are asked for together: a longer read costs less than another."""
@@ -49,18 +55,19 @@ def enter_resident(graph: Graph) -> int:
     entered.
 
     At most a fiftieth of an array is read from the disk. Does nothing on systems without such a request (Linux before
-    5.14).
+    5.14). Where memory is plentiful, large pages are asked for: most of what a draw waits for is the processor's search
+    for the places of small ones. They come with what is read from the disk from then on (``large_pages``).
     """
     system, entered = _system(), 0
     if system is None or sys.platform != "linux":
         return 0
-    for array in _arrays(graph):
-        if not array.nbytes or not _is_mapped(array):
-            continue
-        start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-        length = array.ctypes.data + array.nbytes - start
+    pieces = [_piece(array) for array in _arrays(graph) if array.nbytes and _is_mapped(array)]
+    large = _is_plentiful(sum(length for _, length in pieces))
+    for start, length in pieces:
         found = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
         place, size = ctypes.c_void_p(start), ctypes.c_size_t(length)
+        if large:
+            system.madvise(place, size, _LARGE_PAGES)  # it may not know that: small ones then
         if system.mincore(place, size, found.ctypes.data_as(ctypes.POINTER(ctypes.c_ubyte))):
             continue
         if np.count_nonzero(found & 1) < _NEARLY_ALL * found.size:
@@ -68,6 +75,38 @@ def enter_resident(graph: Graph) -> int:
         if not system.madvise(place, size, _POPULATE_READ):
             entered += length
     return entered
+
+
+def large_pages(graph: Graph, folder: Path) -> None:
+    """Have what memory holds of a graph just written lie there in large pages, where memory is plentiful.
+
+    Files that are written page by page lie in small ones, and stay there until they are read from the disk again: so
+    they are let go of and read. ``graph`` is mapped from the files of ``folder``, and by nobody else yet.
+    """
+    system = _system()
+    if system is None or sys.platform != "linux":
+        return
+    pieces = [_piece(array) for array in _arrays(graph) if array.nbytes and _is_mapped(array)]
+    size = sum(length for _, length in pieces)
+    if size < _WORTH_BYTES or not _is_plentiful(size):
+        return
+    for path in sorted(folder.glob("*.npy")):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # what is not on the disk yet would be kept
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for start, length in pieces:
+        for request in (_LARGE_PAGES, _POPULATE_READ):
+            system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), request)
+
+
+def _piece(array: NDArray[Any]) -> tuple[int, int]:
+    """(address, bytes) of the memory from the beginning of an array's first page to its end."""
+    start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    return start, array.ctypes.data + array.nbytes - start
+
+
+def _is_plentiful(needed_bytes: int) -> bool:
+    return needed_bytes <= _PLENTIFUL * available_bytes()
 
 
 def _arrays(graph: Graph) -> list[NDArray[Any]]:
