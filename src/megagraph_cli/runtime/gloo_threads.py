@@ -1,7 +1,7 @@
 """Gloo's own threads, which work for a collective a little longer than the caller waits for it.
 
-They carry the caller's profiler with them. Stopped while one still lets go of its tensors, the profiler tells wrong
-bytes, or worse.
+A profiler that is stopped while one of them still lets go of its tensors does not see these go, and tells too many
+bytes.
 """
 
 from __future__ import annotations
