@@ -12,6 +12,8 @@ from megagraph_cli.hosts.address import Hosts, check_own
 from megagraph_cli.hosts.link import Closed, Link, Message
 
 _RETRY_S = 0.2
+_BACKLOG = 128
+"""Callers that may wait at once, strangers among them; one more would be heard of only a second later."""
 _HELLO_S = 10.0
 """Whoever calls says who it is within this time, or is no host of ours."""
 
@@ -42,7 +44,7 @@ def welcome(hosts: Hosts, command: str) -> dict[int, Link]:
 
 def _listener(hosts: Hosts) -> socket.socket:
     try:
-        return socket.create_server(("", hosts.port), backlog=hosts.count)
+        return socket.create_server(("", hosts.port), backlog=max(hosts.count, _BACKLOG))
     except OSError as error:
         raise MgraphError(
             f"--rdzv-endpoint {hosts.endpoint}: port {hosts.port} cannot be had here ({error.strerror}); name "
