@@ -14,8 +14,8 @@ from megagraph_cli.cost.search import search
 from megagraph_cli.cost.setting import Setting
 from megagraph_cli.cost.space import Pins
 from megagraph_cli.errors import EXIT_STALE, MgraphError
-from megagraph_cli.layout.dims import AXES, ParallelDims
-from megagraph_cli.layout.placement import placement
+from megagraph_cli.layout.dims import ParallelDims
+from megagraph_cli.layout.placement import MESH_ORDERS, placement
 from tests.cost import planted
 
 PLENTY = 10**12
@@ -62,7 +62,9 @@ def test_the_outermost_axis_crosses_hosts(order: tuple[str, ...], crossing: set[
 
 
 def test_what_does_not_fit_on_a_host_crosses_too() -> None:
-    found = placement(ParallelDims(pp=3, dp=1, cp=2), AXES, 2)  # three ranks each: the middle stage is on both
+    found = placement(
+        ParallelDims(pp=3, dp=1, cp=2), MESH_ORDERS[0], 2
+    )  # three ranks each: the middle stage is on both
     assert found.crossing == {"pp", "cp"}
     assert found.peers == 3
 
@@ -91,10 +93,9 @@ def test_the_quiet_axis_is_put_across_the_slow_link(slow: dict[str, float], quie
     mine = predictor(two_hosts(**slow))
     best = search(mine, 4, PLENTY, Pins(**dims), 0).best
     assert best.setting.mesh_order[0] == quiet
-    for outer, axis in enumerate(AXES):
-        if best.setting.dims.degree(axis) > 1:
-            other = replace(best.setting, outer=outer)
-            assert mine.step_s(other, best.choice.split) >= best.choice.step_s * (1 - 1e-9)
+    for order in range(len(MESH_ORDERS)):
+        other = replace(best.setting, order=order)
+        assert mine.step_s(other, best.choice.split) >= best.choice.step_s * (1 - 1e-9)
 
 
 def test_a_search_over_hosts_is_the_least_over_all_orders() -> None:
@@ -102,8 +103,8 @@ def test_a_search_over_hosts_is_the_least_over_all_orders() -> None:
     best = search(mine, 4, PLENTY, Pins(), 0).best
     pinned = [search(mine, 4, PLENTY, Pins(pp=pp), 0).best.choice.step_s for pp in (1, 2, 4)]
     assert best.choice.step_s == min(pinned)
-    assert {setting.outer for setting in mine.settings(4, Pins())} == {0, 1, 2}
-    assert {setting.outer for setting in predictor(planted.profile(gpus=4)).settings(4, Pins())} == {0}
+    assert {setting.mesh_order[0] for setting in mine.settings(4, Pins())} == {"pp", "dp", "cp"}
+    assert {setting.order for setting in predictor(planted.profile(gpus=4)).settings(4, Pins())} == {0}
 
 
 def test_a_network_that_was_never_measured_is_named_with_its_remedy() -> None:
@@ -116,7 +117,7 @@ def test_a_network_that_was_never_measured_is_named_with_its_remedy() -> None:
 
 def test_sequences_are_shared_within_a_host_alone() -> None:
     mine = predictor(two_hosts())
-    across = Setting(ParallelDims(pp=2, dp=1, cp=2), 4, "gpipe", outer=0)
+    across = Setting(ParallelDims(pp=2, dp=1, cp=2), 4, "gpipe", order=0)
     alone = predictor(planted.profile(gpus=4))
     halves, quarters = mine.host_s(across), alone.host_s(across)
     terms = alone.terms["construct_s"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megagraph_cli.layout.dims import ParallelDims
-from megagraph_cli.layout.placement import outer_first
+from megagraph_cli.layout.placement import MESH_ORDERS
 from megagraph_cli.runtime.grouping import Grouping
 
 
@@ -31,7 +31,7 @@ def test_groups_across_hosts_lie_as_a_plans_outermost_axis_does(size: int, hosts
     for degree in range(hosts, size + 1, hosts):
         if size % degree:
             continue
-        dims, order = ParallelDims(pp=degree, dp=size // degree, cp=1), outer_first(0)
+        dims, order = ParallelDims(pp=degree, dp=size // degree, cp=1), MESH_ORDERS[0]
         planned: dict[int, list[int]] = {}
         for rank in range(size):
             planned.setdefault(dims.place(rank, order).dp, []).append(rank)

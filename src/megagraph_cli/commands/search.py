@@ -179,7 +179,7 @@ def plan_of(predictor: Predictor, result: SearchResult, gpus: int, mem_bytes: in
 
 
 def _brief(found: Found) -> BriefPlan:
-    setting, first = found.setting, DEFAULT_ORDER[found.setting.outer]
+    setting = found.setting
     return BriefPlan(
         dims=Dims.of(setting.dims),
         layers_per_stage=list(found.choice.split),
@@ -187,7 +187,7 @@ def _brief(found: Found) -> BriefPlan:
         schedule=setting.schedule,
         recompute="full" if setting.recompute == "full" else "none",
         context="allgather" if setting.context == "allgather" else "ring",
-        mesh_order=[first, *(axis for axis in DEFAULT_ORDER if axis != first)],
+        mesh_order=sorted(DEFAULT_ORDER, key=setting.mesh_order.index),
         predicted=BriefForecast(step_s=found.choice.step_s, peak_bytes=found.choice.peak_bytes),
     )
 

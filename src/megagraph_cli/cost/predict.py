@@ -276,7 +276,7 @@ class Predictor:
         )
         batch = setting.num_microbatches * size.microbatch
         tail = self._kept(
-            ("tail", role, setting.dims, setting.outer, batch), lambda: self.tail_s(setting, role, layers)
+            ("tail", role, setting.dims, setting.order, batch), lambda: self.tail_s(setting, role, layers)
         )
         return forward[:width], backward[:width], tail[:width]
 

@@ -107,6 +107,6 @@ def _features(plan: Plan) -> list[object]:
         ("schedule", setting.schedule),
         ("recompute", setting.recompute),
         ("context", setting.context),
-        ("outer", setting.outer),
+        ("order", setting.order),
         ("split", split),
     ]

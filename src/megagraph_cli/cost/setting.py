@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from megagraph_cli.artifacts.plan import Dims
 from megagraph_cli.cost.terms import Array
-from megagraph_cli.layout.dims import AXES, ParallelDims
-from megagraph_cli.layout.placement import outer_first
+from megagraph_cli.layout.dims import ParallelDims
+from megagraph_cli.layout.placement import MESH_ORDERS
 from megagraph_cli.layout.schedules import SCHEDULES
 
 
@@ -47,19 +47,18 @@ class Setting:
     schedule: str
     recompute: str = "none"
     context: str = "ring"
-    outer: int = 0
-    """Which of the axes is outermost, that is, crosses hosts where there are several."""
+    order: int = 0
+    """Number of the mesh order, which says what axes cross hosts where there are several."""
 
     @property
     def mesh_order(self) -> tuple[str, ...]:
-        return outer_first(self.outer)
+        return MESH_ORDERS[self.order]
 
     @classmethod
     def of(cls, plan: Ordered) -> Setting:
-        """A plan but for its split; of its mesh order only which axis is outermost."""
-        outer = AXES.index(plan.mesh_order[0])
+        order = MESH_ORDERS.index(tuple(plan.mesh_order))
         dims = plan.dims.parallel()
-        return cls(dims, plan.num_microbatches, plan.schedule, plan.recompute, plan.context, outer)
+        return cls(dims, plan.num_microbatches, plan.schedule, plan.recompute, plan.context, order)
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations ``stage`` holds at once."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.cost.setting import Setting
 from megagraph_cli.errors import MgraphError
-from megagraph_cli.layout.dims import AXES, ParallelDims, factorisations
+from megagraph_cli.layout.dims import ParallelDims, factorisations
+from megagraph_cli.layout.placement import MESH_ORDERS, Placement, placement
 from megagraph_cli.layout.schedules import SCHEDULES
 
 MOST_GPUS = 4096
@@ -56,14 +57,15 @@ def _settings_of(workload: Workload, dims: ParallelDims, pins: Pins, hosts: int)
                 continue
             if dims.dp * count <= batch_size and count >= schedule.min_microbatches(dims.pp):
                 for way in _ways(dims, pins):
-                    yield from (Setting(dims, count, name, *way, outer) for outer in _outermost(dims, hosts))
+                    yield from (Setting(dims, count, name, *way, order) for order in _orders(dims, hosts))
 
 
-def _outermost(dims: ParallelDims, hosts: int) -> list[int]:
-    """Axes that may cross hosts: each that has ranks to put there. On one host their order does not matter."""
-    if hosts == 1:
-        return [0]
-    return [index for index, axis in enumerate(AXES) if dims.degree(axis) > 1]
+def _orders(dims: ParallelDims, hosts: int) -> list[int]:
+    """Numbers of the mesh orders that lie differently on the hosts, the first of each kind; on one host just one."""
+    first: dict[Placement, int] = {}
+    for number, order in enumerate(MESH_ORDERS):
+        first.setdefault(placement(dims, order, hosts), number)
+    return list(first.values())
 
 
 def _ways(dims: ParallelDims, pins: Pins) -> Iterator[tuple[str, str]]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 
 import numpy as np
 
 from megagraph_cli.layout.dims import AXES, ParallelDims
+
+MESH_ORDERS: tuple[tuple[str, ...], ...] = tuple(permutations(AXES))
+"""All orders of the axes, outermost first; number 0 is the default one."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,6 @@ class Placement:
 def hosts_of(gpus: int, hosts: int) -> int:
     """Over how many of a machine's hosts a plan spreads: all of them, or one where these cannot share it equally."""
     return hosts if gpus % hosts == 0 else 1
-
-
-def outer_first(outer: int) -> tuple[str, ...]:
-    """The mesh order with axis number ``outer`` outermost and the others as they are by default."""
-    return (AXES[outer], *(axis for index, axis in enumerate(AXES) if index != outer))
 
 
 @lru_cache(maxsize=4096)
