@@ -114,6 +114,11 @@ def put_plan(run_dir: Path, plan: Plan, source: Path, *, changed: bool) -> None:
         shutil.copyfile(source, run_dir / PLAN)
 
 
+def metric(run_dir: Path) -> str:
+    """What the scores of a run are: ``accuracy`` or ``roc_auc``."""
+    return Plan.load(run_dir / PLAN, force=True).workload.dataset.metric
+
+
 def put_job(run_dir: Path, job: Mapping[str, Any]) -> Path:
     """job.json, the workers' one argument."""
     path = run_dir / JOB

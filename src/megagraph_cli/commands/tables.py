@@ -153,8 +153,8 @@ def show_validation(found: Validation, out: Path, screen: Screen) -> None:
     screen.note(f"memory MAPE {_percent(found.memory.mape)}, R2 {r2}, most under {_percent(found.memory.max_under)}")
 
 
-def show_run(run: Run, run_dir: Path, screen: Screen) -> None:
-    """The test score, and the forecast beside what was measured."""
+def show_run(run: Run, run_dir: Path, metric: str, screen: Screen) -> None:
+    """The test score, which is a ``metric``, and the forecast beside what was measured."""
     predicted, measured = run.predicted, run.measured
     step_s = predicted.step_s if predicted else None
     peak_bytes = predicted.peak_bytes if predicted else None
@@ -168,7 +168,7 @@ def show_run(run: Run, run_dir: Path, screen: Screen) -> None:
         ],
     ]
     best = "" if run.best_epoch is None else f" (epoch {run.best_epoch}, the best by validation)"
-    screen.note(f"test score {_percent(run.test_score)}{best}")
+    screen.note(f"test {metric} {_percent(run.test_score)}{best}")
     screen.table(str(run_dir), ["", "predicted", "measured", "predicted ÷ measured"], rows)
 
 

@@ -70,7 +70,7 @@ def train(
 ) -> None:
     """Train under a plan, with torchrun workers."""
     folders = folders_of(root, cache, yes)
-    from megagraph_cli.commands import tables
+    from megagraph_cli.commands import rundir, tables
     from megagraph_cli.commands import train as command
 
     request = command.TrainRequest(
@@ -98,4 +98,4 @@ def train(
     if as_json:
         print_json(run.model_dump(mode="json", by_alias=True) | {"run_dir": str(where)})
     else:
-        tables.show_run(run, where, screen)
+        tables.show_run(run, where, rundir.metric(where), screen)
