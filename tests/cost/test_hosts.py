@@ -12,7 +12,7 @@ from megagraph_cli.cost.fitting import fit
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.search import search
 from megagraph_cli.cost.setting import Setting
-from megagraph_cli.cost.space import Pins
+from megagraph_cli.cost.space import Pins, settings
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 from megagraph_cli.layout.dims import ParallelDims
 from megagraph_cli.layout.placement import MESH_ORDERS, placement
@@ -105,6 +105,24 @@ def test_a_search_over_hosts_is_the_least_over_all_orders() -> None:
     assert best.choice.step_s == min(pinned)
     assert {setting.mesh_order[0] for setting in mine.settings(4, Pins())} == {"pp", "dp", "cp"}
     assert {setting.order for setting in predictor(planted.profile(gpus=4)).settings(4, Pins())} == {0}
+
+
+def test_every_order_that_lies_differently_on_the_hosts_is_tried() -> None:
+    dims = ParallelDims(pp=2, dp=2, cp=2)
+
+    def crossing(hosts: int) -> list[frozenset[str]]:
+        tried = settings(
+            planted.workload(), dims.size, Pins(pp=2, dp=2, cp=2, num_microbatches=2, schedule="gpipe"), hosts
+        )
+        return [
+            placement(dims, each.mesh_order, hosts).crossing
+            for each in tried
+            if each == replace(tried[0], order=each.order)
+        ]
+
+    assert crossing(1) == [frozenset()]
+    assert sorted(map(sorted, crossing(2))) == [["cp"], ["dp"], ["pp"]]
+    assert sorted(map(sorted, crossing(4))) == [["cp", "dp"], ["cp", "pp"], ["dp", "pp"]]
 
 
 def test_a_network_that_was_never_measured_is_named_with_its_remedy() -> None:

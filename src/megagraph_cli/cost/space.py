@@ -61,10 +61,17 @@ def _settings_of(workload: Workload, dims: ParallelDims, pins: Pins, hosts: int)
 
 
 def _orders(dims: ParallelDims, hosts: int) -> list[int]:
-    """Numbers of the mesh orders that lie differently on the hosts, the first of each kind; on one host just one."""
+    """Numbers of the mesh orders that lie differently on the hosts, the first of each kind; on one host just one.
+
+    Axes of degree 1 come last: the outermost is one that crosses hosts.
+    """
+    if hosts == 1:
+        return [0]
     first: dict[Placement, int] = {}
     for number, order in enumerate(MESH_ORDERS):
-        first.setdefault(placement(dims, order, hosts), number)
+        alone = [dims.degree(axis) == 1 for axis in order]
+        if alone == sorted(alone):
+            first.setdefault(placement(dims, order, hosts), number)
     return list(first.values())
 
 
