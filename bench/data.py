@@ -72,6 +72,7 @@ def mgraph(*arguments: str, cwd: Path) -> str:
 
 
 def prepare(big: str, dtype: str) -> None:
+    CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder, Watch(resident_bytes) as resident:
         start = time.perf_counter()
         mgraph("data", big, "--json", "--cache", "graphs", "--set", f"dataset.feature_dtype={dtype}", cwd=Path(folder))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,6 +196,35 @@ def test_products_is_one_store_whatever_its_layout(tmp_path: Path) -> None:
     # Both layouts at once: the tables that OGB publishes are taken.
     write_ogb(tmp_path / "binary" / "products", "products", sample(seed=1))
     assert load_graph("products", tmp_path / "binary", tmp_path / "cache-binary").digest != graphs[0].digest
+
+
+def test_a_generated_graph_as_products_tables_is_the_same_graph_without_prompt_network_or_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = load_graph("synthetic:nodes=60,edges=400,features=12,classes=3", tmp_path, tmp_path / "cache")
+    tails = np.repeat(np.arange(NUM_NODES), np.diff(graph.indptr))
+    once = tails < graph.indices
+    data = replace(
+        sample(), tails=tails[once], heads=graph.indices[once], x=features_of(graph)[:NUM_NODES], y=graph.labels
+    )
+    write_ogb(tmp_path / "products", "products", data)
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("asked, called the network, or unpickled")
+
+    monkeypatch.setattr("builtins.input", never)
+    monkeypatch.setattr("socket.socket.connect", never)
+    monkeypatch.setattr("pickle.load", never)
+    monkeypatch.setattr("pickle.loads", never)
+    monkeypatch.setattr("pickle.Unpickler", never)
+    again = load_graph("products", tmp_path, tmp_path / "again")
+    arrays = ("indptr", "indices", "labels", "clusters", "cluster_sizes", "coarse_indptr", "coarse_indices")
+    for name in arrays:
+        np.testing.assert_array_equal(getattr(again, name), getattr(graph, name), err_msg=name)
+    np.testing.assert_array_equal(features_of(again), features_of(graph))
+    assert again.tables.keys() == graph.tables.keys()
+    for name, table in graph.tables.items():
+        np.testing.assert_array_equal(again.tables[name], table, err_msg=name)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.6, 0.97])

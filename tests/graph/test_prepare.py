@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from raw_layouts import NUM_NODES, WRITERS, sample, write_own
 
-from megagraph_cli.errors import EXIT_USAGE, MgraphError
+from megagraph_cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, MgraphError
 from megagraph_cli.graph import store
 from megagraph_cli.graph.prepare import load_graph, open_graph
 
@@ -204,13 +206,14 @@ def test_damaged_store_is_noticed_and_rebuilt(damage: str, tmp_path: Path) -> No
     assert [item.name for item in (tmp_path / "cache").iterdir()] == [first.path.name]
 
 
-@pytest.mark.parametrize("name", ["indices.npy", "features_data.npy", "table_edge_cdf.npy", "meta.json"])
+@pytest.mark.parametrize("name", ["indptr.npy", "indices.npy", "features_data.npy", "table_edge_cdf.npy", "meta.json"])
 def test_a_flipped_bit_is_noticed_and_mended(name: str, tmp_path: Path) -> None:
     first = load_graph("demo", tmp_path, tmp_path / "cache")
     victim = first.path / name
     before = victim.stat()
     content = bytearray(victim.read_bytes())
-    place = content.index(b'"digest": "') + 11 if name == "meta.json" else len(content) // 2
+    places = {"meta.json": content.find(b'"digest": "') + 11, "indptr.npy": content.find(b"}")}  # the header's end
+    place = places.get(name, len(content) // 2)
     content[place] ^= 1
     victim.write_bytes(content)
     os.utime(victim, ns=(before.st_atime_ns, before.st_mtime_ns))  # as it would look after a copy that keeps times
@@ -262,6 +265,7 @@ def test_tables_and_digest_are_the_same_each_time(tmp_path: Path) -> None:
 
 _LOAD = """
 import sys
+import time
 from pathlib import Path
 from megagraph_cli.graph.prepare import load_graph
 folder = Path(sys.argv[2])
@@ -305,10 +309,48 @@ def test_interrupted_preparation_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_live_preparation_of_another_graph_is_not_swept(tmp_path: Path) -> None:
-    other = tmp_path / "other-0"
-    with store.exclusive(other):
-        aside = tmp_path / ".other-0.tmp"
+    other = tmp_path / "other-0123456789abcdef"
+    with store.exclusive(other, never):
+        aside = tmp_path / f".{other.name}.tmp"
         aside.mkdir()
         load_graph("demo", tmp_path, tmp_path)
         assert aside.is_dir()
-    assert not (tmp_path / ".other-0.lock").exists()
+    assert not (tmp_path / f".{other.name}.lock").exists()
+
+
+def never() -> None:
+    raise AssertionError("nobody else holds this lock")
+
+
+def test_what_is_not_the_caches_is_not_swept(tmp_path: Path) -> None:
+    (tmp_path / ".drafts-of-mine.tmp").mkdir()
+    (tmp_path / ".editor-4711.lock").touch()
+    load_graph("demo", tmp_path, tmp_path)
+    assert {".drafts-of-mine.tmp", ".editor-4711.lock"} < {item.name for item in tmp_path.iterdir()}
+
+
+def test_whoever_waits_for_another_preparation_says_so(tmp_path: Path) -> None:
+    graph = load_graph("demo", tmp_path, tmp_path / "cache")
+    shutil.rmtree(graph.path)
+    with store.exclusive(graph.path, never):
+        other = start("demo", tmp_path)
+        assert other.stdout is not None
+        assert "waiting for another process" in other.stdout.readline()
+    said, _ = other.communicate(timeout=120)
+    assert other.returncode == 0
+    assert said.endswith(f"digest {graph.digest}\n")
+
+
+def test_ctrl_c_during_preparation_leaves_nothing_and_exits_130(tmp_path: Path) -> None:
+    name, cache = "synthetic:nodes=400000,edges=4000000", tmp_path / "cache"
+    call = [sys.executable, "-m", "megagraph_cli.cli", "data", name, "--cache", str(cache), "--json"]
+    process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(cache.glob(".*.tmp")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == EXIT_INTERRUPTED
+    assert list(cache.iterdir()) == []

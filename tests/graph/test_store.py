@@ -65,7 +65,7 @@ def test_failed_publication_leaves_nothing(tmp_path: Path) -> None:
         (folder / "part.npy").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    with store.exclusive(tmp_path / "a") as there:
+    with store.exclusive(tmp_path / "a", lambda: None) as there:
         assert not there
         with pytest.raises(OSError, match="No space"):
             store.publish(tmp_path / "a", fail)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
+from torch import Tensor
 
 from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.artifacts.run import Run
+from megagraph_cli.graph.batch import replica_targets
+from megagraph_cli.model.target_scores import node_scores
 from megagraph_cli.runtime.checkpoint import whole_checkpoints
+from megagraph_cli.runtime.evaluate import predict
+from megagraph_cli.runtime.rewards import ArmRewards
 from tests.ranks import run_ranks
-from tests.runtime.small import make_plan, make_trainer, one_rank, small_graph, small_workload
+from tests.runtime.small import BATCH, make_parts, make_plan, make_trainer, one_rank, small_graph, small_workload
 
 EVERY, EPOCHS, STEPS_PER_EPOCH = 2, 4, 5
 STOP = 2 * STEPS_PER_EPOCH + 1
@@ -72,6 +80,43 @@ def test_every_plan_and_a_resumed_run_come_to_the_same_weights(tmp_path: Path) -
         assert len(got) == EPOCHS * STEPS_PER_EPOCH
         assert all(abs(mine / its - 1) <= TOLERANCE for mine, its in zip(got, reference, strict=True)), name
         assert Run.load(tmp_path / name / "run.json").test_score == Run.load(whole / "run.json").test_score
+
+
+def test_rewards_are_the_scores_over_the_weight_of_the_arm_that_drew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a loop over targets and nodes: score_j / p_k where arm k drew j, p over the arms that a target has."""
+    graph, p = small_graph(), (0.1, 0.2, 0.3, 0.4)
+    targets = np.array([0, 3, 7, 11, 19, 20, 33, 41, 42, 59])
+    scores: list[Tensor] = []
+
+    def kept(*inputs: Any) -> Tensor:
+        scores.append(node_scores(*inputs))
+        return scores[-1]
+
+    monkeypatch.setattr("megagraph_cli.runtime.rewards.node_scores", kept)
+    with one_rank():
+        parts = make_parts(make_plan(small_workload(graph), num_microbatches=2), graph)
+        parts = replace(parts, builder=parts.builder.with_weights(p))
+        rewards = ArmRewards(parts)
+        predict(parts, targets, BATCH, rewards=rewards)
+        views = parts.workload.batch.eval_views
+        means = rewards.means(targets.size * views)
+    expected = [0.0] * 4
+    found = iter(scores)
+    for start in range(0, targets.size, BATCH):
+        for view in range(views):
+            batch = replica_targets(targets[start : start + BATCH], BATCH, 1, 0, 2)
+            for part in parts.builder.build(batch, epoch=0, view=view):
+                rows = next(found)
+                for target, arms, values in zip(part.targets.tolist(), part.sequences.arms, rows, strict=True):
+                    linked = graph.indptr[target + 1] > graph.indptr[target]
+                    has = [linked, linked, linked, graph.tables["feature_norm"][target] > 0]
+                    whole = sum(share for share, there in zip(p, has, strict=True) if there)
+                    for place, arm in enumerate(arms.tolist()):
+                        if arm >= 0:
+                            expected[arm] += float(values[place]) * whole / p[arm]
+    assert next(found, None) is None
+    assert min(expected) > 0
+    assert means == pytest.approx([total / (targets.size * views) for total in expected], rel=1e-12)
 
 
 def test_fixed_weights_stay(tmp_path: Path) -> None:

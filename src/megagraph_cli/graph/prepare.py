@@ -54,12 +54,16 @@ def load_graph(
     try:
         graph = store.open_store(path, check=True)
     except store.DamagedStoreError:
-        with _cache_errors(cache), store.exclusive(path) as already_there:
+        with _cache_errors(cache), store.exclusive(path, _waiting(dataset, report)) as already_there:
             if not already_there:
                 store.publish(path, lambda aside: _prepare(dataset, folder, aside, feature_dtype, report))
-                large_pages(open_graph(path), path)
+                large_pages(open_graph(path), path, lambda: report(f"{dataset.name}: reading it back in large pages"))
         graph = open_graph(path)
     return replace(graph, name=dataset.name)
+
+
+def _waiting(dataset: Dataset, report: Callable[[str], None]) -> Callable[[], None]:
+    return lambda: report(f"{dataset.name}: waiting for another process that prepares it")
 
 
 def _silent(_message: str) -> None:
@@ -134,8 +138,9 @@ def _write_content(
         raise MgraphError(f"{raw.origin} has no nodes; give at least one")
     labels, num_classes = compact_labels(raw.origin, raw.labels, raw.num_nodes)
     tails, heads = check_edges(raw.origin, raw.tails, raw.heads, raw.num_nodes)
-    features = canonical(raw.origin, raw.features, raw.num_nodes, feature_dtype)
-    raw = replace(raw, features=None)  # rounded ones are a copy, and what follows takes the most memory
+    features = canonical(raw.origin, raw.features, raw.num_nodes, feature_dtype, keep_sparse=raw.keep_sparse)
+    # Rounded features and checked ids are copies, and what follows takes the most memory.
+    raw = replace(raw, features=None, tails=tails[:0].copy(), heads=heads[:0].copy())
     report(f"{dataset.name}: sorting {tails.size} edge entries of {raw.num_nodes} nodes")
     adjacency = undirected(tails, heads, raw.num_nodes)
     del tails, heads

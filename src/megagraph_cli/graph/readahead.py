@@ -12,7 +12,8 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _SAMPLE = 64
 """Rows looked at to learn whether a batch's rows are in memory already, as they are once an epoch went by."""
 _NEARLY_ALL = 0.98  # of an array's pages
 _WORTH_BYTES = 1 << 26  # the processor finds its way about less without large pages
+_AT_ONCE_BYTES = 1 << 28
 _PLENTIFUL = 0.5  # of the free memory, at most, for all of a graph
 _LARGE_PAGES = 14  # MADV_HUGEPAGE
 _POPULATE_READ = 22  # MADV_POPULATE_READ
@@ -45,7 +47,7 @@ def read_ahead(features: DenseFeatures | SparseFeatures | None, rows: Sequence[N
         return 0
     needed = np.concatenate(rows)
     sample = needed[:: max(1, -(-needed.size // _SAMPLE))]
-    if _all_in_memory(system, _pages(features, sample)):
+    if _tells(features) and _all_in_memory(system, _pages(features, sample)):
         return 0
     return sum(_request(system, first, last) for first, last in _pages(features, np.unique(needed)))
 
@@ -55,15 +57,16 @@ def enter_resident(graph: Graph) -> int:
     entered.
 
     At most a fiftieth of an array is read from the disk. Does nothing on systems without such a request (Linux before
-    5.14). Where memory is plentiful, large pages are asked for: most of what a draw waits for is the processor's search
-    for the places of small ones. They come with what is read from the disk from then on (``large_pages``).
+    5.14), and for files of which the system does not tell what is in memory. Where memory is plentiful, large pages are
+    asked for: most of what a draw waits for is the processor's search for the places of small ones. They come with what
+    is read from the disk from then on (``large_pages``).
     """
     system, entered = _system(), 0
     if system is None or sys.platform != "linux":
         return 0
-    pieces = [_piece(array) for array in _arrays(graph) if array.nbytes and _is_mapped(array)]
-    large = _is_plentiful(sum(length for _, length in pieces))
-    for start, length in pieces:
+    arrays = [array for array in _arrays(graph) if array.nbytes and _file_of(array)]
+    large = _is_plentiful(sum(array.nbytes for array in arrays))
+    for start, length in [_piece(array) for array in arrays if _tells_of(array)]:
         found = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
         place, size = ctypes.c_void_p(start), ctypes.c_size_t(length)
         if large:
@@ -77,26 +80,37 @@ def enter_resident(graph: Graph) -> int:
     return entered
 
 
-def large_pages(graph: Graph, folder: Path) -> None:
+def large_pages(graph: Graph, folder: Path, begin: Callable[[], None]) -> None:
     """Have what memory holds of a graph just written lie there in large pages, where memory is plentiful.
 
     Files that are written page by page lie in small ones, and stay there until they are read from the disk again: so
     they are let go of and read. ``graph`` is mapped from the files of ``folder``, and by nobody else yet.
+    ``begin`` is called before that is done. Nothing happens on systems that cannot read them back at once (Linux before
+    5.14).
     """
     system = _system()
     if system is None or sys.platform != "linux":
         return
-    pieces = [_piece(array) for array in _arrays(graph) if array.nbytes and _is_mapped(array)]
+    pieces = [_piece(array) for array in _arrays(graph) if array.nbytes and _file_of(array)]
     size = sum(length for _, length in pieces)
-    if size < _WORTH_BYTES or not _is_plentiful(size):
+    if size < _WORTH_BYTES or not _is_plentiful(size) or not _populates(system, pieces[0][0]):
         return
-    for path in sorted(folder.glob("*.npy")):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())  # what is not on the disk yet would be kept
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    begin()
+    with suppress(OSError):  # the store is whole already: all that is at stake is how fast it is drawn from
+        for path in sorted(folder.glob("*.npy")):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())  # what is not on the disk yet would be kept
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     for start, length in pieces:
-        for request in (_LARGE_PAGES, _POPULATE_READ):
-            system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), request)
+        system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _LARGE_PAGES)
+        for at in range(start, start + length, _AT_ONCE_BYTES):  # a signal comes through between two requests
+            most = min(_AT_ONCE_BYTES, start + length - at)
+            system.madvise(ctypes.c_void_p(at), ctypes.c_size_t(most), _POPULATE_READ)
+
+
+def _populates(system: Any, start: int) -> bool:
+    """Whether the system reads mapped pages in at once when it is asked to."""
+    return not system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(mmap.PAGESIZE), _POPULATE_READ)
 
 
 def _piece(array: NDArray[Any]) -> tuple[int, int]:
@@ -140,7 +154,7 @@ def _pages(features: DenseFeatures | SparseFeatures, rows: NDArray[np.int64]) ->
     else:
         arrays = (features.indices, features.data)
         starts, stops = features.indptr[rows], features.indptr[rows + 1]
-    return [_pages_of(array, starts, stops) for array in arrays if _is_mapped(array)]
+    return [_pages_of(array, starts, stops) for array in arrays if _file_of(array)]
 
 
 def _pages_of(array: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Pages:
@@ -159,12 +173,32 @@ def _request(system: Any, first: NDArray[np.int64], last: NDArray[np.int64]) -> 
     return int(begins.size)
 
 
-def _is_mapped(array: NDArray[Any]) -> bool:
-    """Whether an array is a view of a mapped file."""
+def _file_of(array: NDArray[Any]) -> Path | None:
+    """The file that an array is a mapped view of; None where it is none."""
     base: Any = array
     while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap) and base.filename is not None:
+            return Path(base.filename)
         base = base.base
-    return isinstance(base, mmap.mmap)
+    return None
+
+
+def _tells(features: DenseFeatures | SparseFeatures) -> bool:
+    return _tells_of(features.x if isinstance(features, DenseFeatures) else features.data)
+
+
+def _tells_of(array: NDArray[Any]) -> bool:
+    """Whether the system says which pages of an array are in memory.
+
+    Of files that are not ours, and that we may not write, Linux says that all of them are.
+    """
+    path = _file_of(array)
+    return path is None or _is_own(path)
+
+
+@cache
+def _is_own(path: Path) -> bool:
+    return path.stat().st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
 def _all_in_memory(system: Any, pieces: list[Pages]) -> bool:

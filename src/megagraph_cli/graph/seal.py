@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tokenize
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +18,8 @@ from pathlib import Path
 import numpy as np
 
 SEAL = "seal.json"
+BAD_HEADER = (ValueError, SyntaxError, tokenize.TokenError)
+"""What numpy raises for an ``.npy`` file that does not begin as one: it parses the header as Python."""
 _BLOCK_BYTES = 1 << 24
 _THREADS = 4  # hashlib and reads let go of the interpreter
 
@@ -51,7 +54,7 @@ def _account(folder: Path, files: Mapping[str, int]) -> dict[str, list[int]]:
 
 
 def first_damaged(folder: Path, hashes: Mapping[str, str]) -> str | None:
-    """The first array whose file does not have its hash; None where all do. Raises OSError, ValueError."""
+    """The first array whose file does not have its hash; None where all do. Raises OSError, BAD_HEADER."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="seal") as pool:
         found = dict(zip(hashes, pool.map(lambda name: _file_hash(folder / f"{name}.npy"), hashes), strict=True))
     return next((name for name, expected in hashes.items() if found[name] != expected), None)

@@ -10,9 +10,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from numpy.typing import NDArray
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.graph import DenseFeatures, Graph, Masks, SparseFeatures
 from megagraph_cli.graph.progress import Pace, Report
-from megagraph_cli.graph.seal import array_hash, first_damaged, is_sealed, seal
+from megagraph_cli.graph.seal import BAD_HEADER, array_hash, first_damaged, is_sealed, seal
 
 STORE_VERSION = 3
 META = "meta.json"
 TABLE_PREFIX = "table_"
+_LEFT_OVER = re.compile(r"\.(.*-[0-9a-f]{16})\.(?:tmp|lock)")  # names that prepare.py gives: nobody else's
 _BLOCK_BYTES = 1 << 26
 
 
@@ -163,7 +165,7 @@ def _check_content(path: Path, meta: dict[str, Any]) -> None:
         hashes: dict[str, str] = meta["hashes"]
         damaged = first_damaged(path, hashes)
         agrees = meta["sha256"] == _meta_hash(meta)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, KeyError, AttributeError, TypeError, *BAD_HEADER) as error:
         raise DamagedStoreError(f"{path} cannot be checked ({error})") from error
     if damaged is not None:
         raise DamagedStoreError(f"{path / damaged}.npy does not have the content that was written")
@@ -177,7 +179,7 @@ def _map(path: Path) -> NDArray[Any]:
         # A plain ndarray view: numba and torch treat np.memmap as a foreign subclass.
         mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
         return mapped
-    except (OSError, ValueError) as error:
+    except (OSError, *BAD_HEADER) as error:
         raise DamagedStoreError(f"{path} cannot be mapped ({error})") from error
 
 
@@ -223,13 +225,14 @@ def open_graph(path: Path) -> Graph:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[bool]:
+def exclusive(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
     """Holds the lock of the store ``path`` among all processes; yields whether a whole store is there by now.
 
-    What interrupted preparations left behind is removed on the way.
+    ``waiting`` is called where another process holds it. What interrupted preparations left behind is removed on the
+    way.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(_lock_path(path), wait=True):
+    with _locked(_lock_path(path), waiting):
         _sweep(path)
         try:
             open_store(path, check=True)
@@ -264,17 +267,20 @@ def _lock_path(path: Path) -> Path:
 
 
 @contextmanager
-def _locked(lock: Path, wait: bool) -> Iterator[bool]:
-    """Holds the file lock ``lock`` and removes it afterwards; yields False at once where it is held and not waited
-    for."""
+def _locked(lock: Path, waiting: Callable[[], None] | None) -> Iterator[bool]:
+    """Holds the file lock ``lock`` and removes it afterwards. Where another process holds it ``waiting`` is called and
+    it is waited for; without ``waiting`` this yields False at once."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
-            yield False
-            return
+            if waiting is None:
+                os.close(descriptor)
+                yield False
+                return
+            waiting()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         if _is_at(descriptor, lock):
             break
         os.close(descriptor)  # the holder before us removed this file: lock the one that is there now
@@ -300,11 +306,9 @@ def _sweep(path: Path) -> None:
     own = _aside_path(path)
     if own.exists():
         shutil.rmtree(own)
-    left_over = {
-        item.name[1:].rpartition(".")[0] for suffix in ("tmp", "lock") for item in path.parent.glob(f".*.{suffix}")
-    }
-    for name in sorted(left_over - {path.name}):
+    found = [_LEFT_OVER.fullmatch(item.name) for item in path.parent.glob(".*-*.*")]
+    for name in sorted({match[1] for match in found if match} - {path.name}):
         other = path.with_name(name)
-        with _locked(_lock_path(other), wait=False) as held:
+        with suppress(OSError), _locked(_lock_path(other), None) as held:  # another user's may not be ours to open
             if held:
                 shutil.rmtree(_aside_path(other), ignore_errors=True)

@@ -88,12 +88,16 @@ def write_run(
     test_score: float | None,
     restarts: Sequence[Failure] = (),
 ) -> None:
-    """Gather every rank's measurements and write run.json; all ranks call it, rank 0 writes."""
-    records: list[RankRecord | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(records, meter.record())
+    """Gather every rank's measurements and write run.json; all ranks call it, rank 0 writes.
+
+    ``data_stall_s`` is that of the rank that waited longest.
+    """
+    found: list[tuple[RankRecord, float] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (meter.record(), meter.stall_s))
     if meter.rank:
         return
-    ranks = [record for record in records if record is not None]
+    ranks = [each[0] for each in found if each is not None]
+    stall_s = max(each[1] for each in found if each is not None)
     steps = [record.step_s for record in ranks if record.step_s is not None]
     peaks = [record.peak_bytes for record in ranks if record.peak_bytes is not None]
     predicted = plan.predicted
@@ -104,7 +108,7 @@ def write_run(
         epochs=state.epochs,
         best_epoch=state.best_epoch,
         test_score=test_score,
-        data_stall_s=meter.stall_s / len(meter.step_s) if meter.step_s else None,
+        data_stall_s=stall_s / len(meter.step_s) if meter.step_s else None,
         ranks=ranks,
         predicted=BriefForecast(step_s=predicted.step_s, peak_bytes=predicted.peak_bytes) if predicted else None,
         measured=Measured(step_s=max(steps) if steps else None, peak_bytes=max(peaks) if peaks else None),

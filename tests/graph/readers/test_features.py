@@ -27,6 +27,15 @@ def test_form_follows_density(density: float, form: str) -> None:
     np.testing.assert_array_equal(found.toarray() if sparse.issparse(found) else found, x)
 
 
+@pytest.mark.parametrize("density", [0.0, 0.3, 1.0])
+def test_csr_that_is_to_stay_stays(density: float) -> None:
+    x = (np.random.default_rng(0).random((40, 30)) < density).astype(np.float32)
+    found = canonical("file", sparse.csr_matrix(x), 40, keep_sparse=True)
+    assert sparse.issparse(found)
+    np.testing.assert_array_equal(found.toarray(), x)
+    assert sparse.issparse(canonical("file", x, 40, keep_sparse=True)) == (density < 0.25)  # was never CSR
+
+
 def test_sparse_rows_are_canonical_and_the_input_is_kept() -> None:
     given = sparse.csr_matrix(
         (np.array([1.0, 2.0, 0.0, 4.0]), np.array([3, 3, 0, 1]), np.array([0, 3, 4])), shape=(2, 9)

@@ -1,5 +1,5 @@
 """Feature rows in the form the store keeps: float32 or float16, sparse where that is smaller, super nodes' rows
-appended.
+appended. A user's own CSR stays CSR.
 
 Legend: V nodes, Q clusters, F input features.
 """
@@ -23,10 +23,16 @@ _WIDENED_COLUMNS = 8  # of float16 features that are float32 at a time
 
 
 def canonical(
-    origin: str, features: NDArray[Any] | sparse.csr_matrix | None, num_nodes: int, dtype: str = "float32"
+    origin: str,
+    features: NDArray[Any] | sparse.csr_matrix | None,
+    num_nodes: int,
+    dtype: str = "float32",
+    *,
+    keep_sparse: bool = False,
 ) -> NDArray[Any] | sparse.csr_matrix | None:
     """Checked features [V, F] as ``dtype``, float32 or float16: CSR below 25 % density, else dense; None where there
-    are no columns. CSR features of float16 are float16 numbers in a float32 array: scipy has no sparse float16.
+    are no columns. With ``keep_sparse`` what comes as CSR stays CSR. CSR features of float16 are float16 numbers in a
+    float32 array: scipy has no sparse float16.
 
     Raises MgraphError (exit 2) on NaN or infinite values, values that are not numbers, or a wrong row count.
     """
@@ -39,7 +45,7 @@ def canonical(
     if features.dtype.kind not in "fiub":
         raise MgraphError(f"{origin} has features of type {features.dtype}; store them as real numbers")
     if sparse.issparse(features):
-        return _canonical_sparse(origin, features, dtype)
+        return _canonical_sparse(origin, features, dtype, keep_sparse)
     return _canonical_dense(origin, features, dtype)
 
 
@@ -59,7 +65,9 @@ def _rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
         return values.astype(dtype, copy=False)
 
 
-def _canonical_sparse(origin: str, features: sparse.csr_matrix, dtype: str) -> NDArray[Any] | sparse.csr_matrix:
+def _canonical_sparse(
+    origin: str, features: sparse.csr_matrix, dtype: str, keep_sparse: bool
+) -> NDArray[Any] | sparse.csr_matrix:
     data = _rounded(features.data, "float32")
     # A copy of the structure: sorting and summing below work in place and the caller's arrays may be mapped.
     result = sparse.csr_matrix((data, features.indices, features.indptr), shape=features.shape, copy=True)
@@ -68,7 +76,7 @@ def _canonical_sparse(origin: str, features: sparse.csr_matrix, dtype: str) -> N
     _refuse_unless_finite(origin, data, None)
     result.data = data.astype(np.float32, copy=False)
     result.eliminate_zeros()
-    if result.nnz < SPARSE_BELOW * result.shape[0] * result.shape[1]:
+    if keep_sparse or result.nnz < SPARSE_BELOW * result.shape[0] * result.shape[1]:
         return result
     return np.asarray(result.toarray(), dtype=dtype)
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.errors import MgraphError
+from megagraph_cli.graph.seal import BAD_HEADER
 
 _DAMAGE = (
     zipfile.BadZipFile,
@@ -24,7 +25,7 @@ _DAMAGE = (
     zlib.error,
     pickle.UnpicklingError,
     EOFError,
-    ValueError,
+    *BAD_HEADER,
     KeyError,
     IndexError,
     TypeError,

@@ -53,7 +53,7 @@ def _read_own(arrays: Npz) -> RawGraph:
     features = _csr(arrays, "x") if "x_indptr" in arrays.names else arrays.find("x")
     num_nodes = int(labels.shape[0]) if features is None and labels.ndim else _rows(origin, "x", features)
     masks = stack_masks(origin, num_nodes, *_masks(arrays, ""))
-    return RawGraph(origin, num_nodes, edge_index[0], edge_index[1], labels, features, masks)
+    return RawGraph(origin, num_nodes, edge_index[0], edge_index[1], labels, features, masks, keep_sparse=True)
 
 
 def _rows(origin: str, name: str, features: Any) -> int:

@@ -23,7 +23,8 @@ class RawGraph:
     """A graph as its files hold it: edges as listed, labels as numbered, nothing removed yet.
 
     ``origin`` names the file (or dataset) in messages. ``tails`` and ``heads`` [N] are the ends of the directed
-    entries; ``labels`` [V]; ``features`` [V, F] dense or scipy CSR, None where there are none.
+    entries; ``labels`` [V]; ``features`` [V, F] dense or scipy CSR, None where there are none. ``keep_sparse``: CSR
+    stays CSR however dense it is.
     """
 
     origin: str
@@ -33,6 +34,7 @@ class RawGraph:
     labels: NDArray[Any]
     features: NDArray[Any] | sparse.csr_matrix | None
     masks: Masks | None
+    keep_sparse: bool = False
 
 
 def check_edges(
