@@ -94,9 +94,15 @@ def _user_file(name: str, path: Path) -> tuple[Dataset, Path]:
     resolved = path.resolve()
     read = USER_READERS[path.suffix]
     licence = "not stated: the user's own file"
-    return Dataset(
-        name, (resolved.name,), lambda folder, _report: read(folder / resolved.name), licence, str(resolved)
-    ), (resolved.parent)
+    dataset = Dataset(
+        name,
+        (resolved.name,),
+        lambda folder, _report: read(folder / resolved.name),
+        licence,
+        str(resolved),
+        revision=2,
+    )
+    return dataset, resolved.parent
 
 
 def _register_planetoid(name: str) -> None:
