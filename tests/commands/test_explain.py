@@ -15,6 +15,7 @@ from megagraph_cli.commands import explain, fit, search
 from megagraph_cli.commands.search import SearchRequest
 from megagraph_cli.cost.explain import WAITING
 from megagraph_cli.errors import MgraphError
+from megagraph_cli.layout.dims import factorisations
 from tests.cost import planted
 
 MB = 10**6
@@ -64,6 +65,71 @@ def test_terms_of_a_stage_add_up_to_the_step_and_to_the_peak(request_: SearchReq
         assert max(stage.peak_bytes for stage in cost.stages) == cost.peak_bytes
 
 
+def test_a_faster_plan_that_a_pin_excluded_was_left_out(request_: SearchRequest) -> None:
+    best = search.find(request_).plan
+    pinned = replace(request_, pp=2)
+    assert best.dims.pp != 2
+    found = explain.explain(pinned, f"pp={best.dims.pp},cp={best.dims.cp},dp={best.dims.dp}")
+    assert found.chosen is not None
+    assert found.candidate.step_s < found.chosen.step_s
+    assert (found.verdict, found.because) == ("left out", ["faster, but the search was told --pp 2"])
+    # One that is slower than the chosen plan lost, pinned out or not; the chosen one won under its pins.
+    slow = max(
+        (explain.explain(pinned, f"pp={dims.pp},cp={dims.cp},dp={dims.dp}") for dims in factorisations(4)),
+        key=lambda each: each.candidate.step_s,
+    )
+    assert slow.verdict == "lost"
+    chosen = search.find(pinned).plan.dims
+    assert explain.explain(pinned, f"pp={chosen.pp},cp={chosen.cp},dp={chosen.dp}").verdict == "won"
+
+
+def test_where_pins_leave_nothing_that_fits_a_candidate_did_not_win(request_: SearchRequest) -> None:
+    stored = replace(request_, recompute="none")
+    with pytest.raises(MgraphError) as caught:
+        search.find(replace(stored, mem_bytes=MB))
+    tight = replace(stored, mem_bytes=int(str(caught.value.details["minimum_bytes"])) - 1)
+    with pytest.raises(MgraphError, match="a plan fits without --recompute none") as caught:
+        search.find(tight)
+    assert caught.value.exit_code == 3
+    lean = search.find(replace(tight, recompute=None)).plan.dims
+    found = explain.explain(tight, f"pp={lean.pp},cp={lean.cp},dp={lean.dp}")
+    assert found.candidate.need_bytes <= tight.mem_bytes  # type: ignore[operator]
+    assert (found.verdict, found.chosen) == ("left out", None)
+    assert found.because == ["it fits, but the search was told --recompute none"]
+    assert found.values()["verdict"] == "left out"
+
+
+def test_a_faster_plan_with_other_micro_batches_was_left_out(request_: SearchRequest, tmp_path: Path) -> None:
+    pinned = replace(request_, pp=2, dp=2)
+    best = search.find(pinned).plan
+    # Powers of two divide the 512 targets of a replica; what lies between may be better.
+    others = [search.run(replace(pinned, microbatches=count), tmp_path / f"{count}.json") for count in (5, 6, 7)]
+    fast = min(others, key=lambda plan: plan.predicted.step_s)  # type: ignore[union-attr]
+    count = fast.num_microbatches
+    assert fast.predicted is not None
+    assert best.predicted is not None
+    assert fast.predicted.step_s < best.predicted.step_s
+    found = explain.compare(pinned, tmp_path / f"{count}.json")
+    assert found.verdict == "left out"
+    assert found.because == [
+        "faster, but of micro-batches the search tries divisors of 512 up to 8, and others where it is told "
+        f"--microbatches {count}"
+    ]
+    assert explain.compare(replace(pinned, microbatches=count), tmp_path / f"{count}.json").verdict == "won"
+    told = explain.compare(replace(pinned, microbatches=4), tmp_path / f"{count}.json")
+    assert (told.verdict, told.because) == ("left out", ["faster, but the search was told --microbatches 4"])
+
+
+def test_a_plan_that_is_called_otherwise_is_still_the_chosen_one(request_: SearchRequest, tmp_path: Path) -> None:
+    best = search.find(request_).plan
+    assert best.dims.cp == 1
+    # On one host the order of the axes means nothing, nor does how rows travel where one rank has them all.
+    other = best.model_copy(update={"mesh_order": ["dp", "cp", "pp"], "context": "allgather"})
+    other.save(tmp_path / "other.json")
+    found = explain.compare(request_, tmp_path / "other.json")
+    assert (found.verdict, found.because) == ("won", [])
+
+
 @pytest.mark.parametrize(
     "text", ["pp=3,cp=1,dp=1", "pp=2,cp=1,dp=1", "pp", "pp=two", "rows=4", "pp=1,cp=1,dp=4,schedule=x"]
 )
@@ -89,6 +155,18 @@ def test_compare_forecasts_the_other_plan_by_this_cost_model(request_: SearchReq
         retrained(other, key, value).save(tmp_path / "train.json")
         with pytest.raises(MgraphError, match=rf"train\.{key} = '{value}'") as caught:
             explain.compare(request_, tmp_path / "train.json")
+        assert caught.value.exit_code == 4
+    assert other.workload.graph is not None
+    graph = other.workload.graph.model_copy(update={"digest": "f" * 64})
+    elsewhere = {
+        f"graph.digest = '{'f' * 12}'": {"workload": other.workload.model_copy(update={"graph": graph})},
+        "device = 'cuda'": {"device": "cuda"},
+        "hosts = 2": {"hosts": 2},
+    }
+    for words, change in elsewhere.items():
+        other.model_copy(update=change).save(tmp_path / "elsewhere.json")
+        with pytest.raises(MgraphError, match=words) as caught:
+            explain.compare(request_, tmp_path / "elsewhere.json")
         assert caught.value.exit_code == 4
     retrained(other, "lr", 0.5).save(tmp_path / "train.json")  # costs nothing, so it stands in no way
     assert explain.compare(request_, tmp_path / "train.json").candidate == found.candidate

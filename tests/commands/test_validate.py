@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from megagraph_cli import recipes
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.validation import Validation
 from megagraph_cli.commands import fit, validate
+from megagraph_cli.commands.learning import corrected
 from megagraph_cli.commands.validate import ValidateRequest
 from megagraph_cli.commands.workloads import Folders, prepare, workload_of
 from megagraph_cli.console import Screen
@@ -116,10 +118,38 @@ def test_fit_learns_a_factor_that_all_runs_share(folder: Path, tmp_path: Path) -
     assert caught.value.exit_code == 4
 
 
-def planted_validation(folder: Path, factor: float) -> Validation:
+def test_fit_learns_only_from_runs_of_what_was_measured(folder: Path, tmp_path: Path) -> None:
+    validation = planted_validation(folder, 1.0, plans=2)
+    fitted = CostModel.load(folder / "cost_model.json")
+    work, machine = validation.workload, validation.machine
+    assert work.graph is not None
+    changes = {
+        "train.dtype = 'float64'": {"train": work.train.model_copy(update={"dtype": "float64"})},
+        "train.matmul_precision = 'tf32'": {"train": work.train.model_copy(update={"matmul_precision": "tf32"})},
+        f"graph.digest = '{'f' * 12}'": {"graph": work.graph.model_copy(update={"digest": "f" * 64})},
+    }
+    others = {words: {"workload": work.model_copy(update=change)} for words, change in changes.items()}
+    for words, change in (("machine.device = 'cuda'", {"device": "cuda"}), ("machine.hosts = 2", {"hosts": 2})):
+        others[words] = {"machine": machine.model_copy(update=change)}
+
+    def learnt(update: dict[str, object], *, force: bool = False) -> CostModel:
+        validation.model_copy(update=update).save(tmp_path / "v.json")
+        return corrected(fitted, [tmp_path / "v.json"], force=force)
+
+    for words, change in others.items():
+        with pytest.raises(MgraphError, match=re.escape(words)) as caught:
+            learnt(change)
+        assert caught.value.exit_code == 4
+    # The rest of [train] costs nothing, and --force passes any difference.
+    slower = work.model_copy(update={"train": work.train.model_copy(update={"lr": 0.5})})
+    assert learnt({"workload": slower}).terms == learnt({"machine": machine}).terms
+    assert learnt(others["machine.hosts = 2"], force=True).terms == learnt({"machine": machine}).terms
+
+
+def planted_validation(folder: Path, factor: float, plans: int = 24) -> Validation:
     """Plans of the cost model, each measured at ``factor`` times what it was predicted."""
-    request = ValidateRequest(folder / "cost_model.json", Folders(folder, folder), plans=24)
-    predictor, _, plans = validate.chosen(request)
+    request = ValidateRequest(folder / "cost_model.json", Folders(folder, folder), plans=plans)
+    predictor, _, run = validate.chosen(request)
     lines = [
         {
             "plan": number,
@@ -127,10 +157,10 @@ def planted_validation(folder: Path, factor: float) -> Validation:
             "step_s": factor * plan.predicted.step_s,
             "peak_bytes": plan.predicted.peak_bytes,
         }
-        for number, plan in enumerate(plans)
+        for number, plan in enumerate(run)
         if plan.predicted is not None
     ]
-    return validate.validation_of(predictor, plans, lines, 8)
+    return validate.validation_of(predictor, run, lines, 8)
 
 
 @pytest.mark.ranks

@@ -20,13 +20,16 @@ _SCALE = {
 
 
 @cache
-def _fitted(num_layers: int, batch_size: int) -> CostModel:
-    return fit(planted.profile(gpus=4, work=planted.workload(num_layers, batch_size)))
+def _fitted(*, network: bool) -> CostModel:
+    """What is planted depends on neither layers nor batch, so one fit is that of every workload."""
+    return fit(planted.two_hosts() if network else planted.profile(gpus=4))
 
 
-def random_cost_model(rng: random.Random, num_layers: int, batch_size: int) -> CostModel:
-    """A cost model with the terms of a real fit and random values in them."""
-    fitted = _fitted(num_layers, batch_size)
+def random_cost_model(rng: random.Random, num_layers: int, batch_size: int, hosts: int = 1) -> CostModel:
+    """A cost model with the terms of a real fit, those of the network between hosts too, and random values in them."""
+    fitted = _fitted(network=hosts > 1)
+    machine = fitted.machine.model_copy(update={"hosts": hosts})
+    fitted = fitted.model_copy(update={"workload": planted.workload(num_layers, batch_size), "machine": machine})
     terms = {quantity: dict(values) for quantity, values in fitted.terms.items()}
     for quantity, values in terms.items():
         for name in values:
@@ -44,6 +47,10 @@ def random_cost_model(rng: random.Random, num_layers: int, batch_size: int) -> C
             terms["backward_s"][name] = ratio * terms["forward_s"][name]
     terms["p2p_s"] = {"call": rng.choice([0.0, 1e-4, 3e-3]), "bytes": rng.choice([0.0, 1e-9, 1e-7])}
     terms["all_reduce_s"] = {"call": 0.0, "hop": 1e-4, "bytes": rng.choice([1e-10, 1e-7]), "contention_bytes": 0.0}
+    if hosts > 1:
+        terms["p2p_network_s"] = {"call": rng.choice([0.0, 1e-3, 1e-2]), "bytes": rng.choice([1e-9, 1e-7, 1e-6])}
+        reduce = {"hop": rng.choice([1e-4, 1e-3]), "bytes": rng.choice([1e-10, 1e-8, 1e-6])}
+        terms["all_reduce_network_s"] = {"call": 0.0, "contention_bytes": 0.0} | reduce
     terms["optimizer_s"] = {"optimizer.call": 1e-4, "optimizer.bytes": rng.choice([0.0, 1e-8])}
     terms["construct_s"] = {"call": 0.0, "targets": rng.choice([1e-6, 1e-6, 2e-3])}
     if rng.random() < 0.4:
@@ -68,5 +75,6 @@ def _drawn(rng: random.Random, name: str, scale: float) -> float:
         "scores": 2890.0,
         "channels": 2890.0,
     }
-    size = per.get(name.split(".")[1].removeprefix("ring_").removeprefix("allgather_"), 170.0)
+    key = name.split(".")[1].replace("_network", "").removeprefix("ring_").removeprefix("allgather_")
+    size = per.get(key, 170.0)
     return scale * 10 ** rng.uniform(-1, 1) * (50 if name.endswith("bytes") else 10) / size

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ class Answer:
     recompute: str
     context: str
     split: tuple[int, ...]
+    crossing: frozenset[str]
 
 
 def splits(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -74,12 +76,18 @@ def makespan(forward: list[float], backward: list[float], transfer: float, count
     return max(clock)
 
 
+def over(crossing: frozenset[str], *axes: str) -> str:
+    """What the name of a term has more where one of these axes crosses hosts."""
+    return "_network" if crossing.intersection(axes) else ""
+
+
 class Oracle:
     """Everything predicted from a cost model's JSON values."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.terms: Terms = values["terms"]
         self.machine = values["machine"]
+        self.hosts = self.machine["hosts"]
         work = values["workload"]
         self.num_layers = work["model"]["num_layers"]
         self.d, f = work["model"]["hidden_dim"], work["model"]["ffn_dim"]
@@ -103,7 +111,16 @@ class Oracle:
         return sum(found.get(name.replace("__", "."), 0.0) * value for name, value in values.items())
 
     def _seconds(
-        self, quantity: str, b: int, r: int, cp: int, middle: int, first: bool, last: bool, way: tuple[str, str]
+        self,
+        quantity: str,
+        b: int,
+        r: int,
+        cp: int,
+        middle: int,
+        first: bool,
+        last: bool,
+        way: tuple[str, str],
+        crossing: frozenset[str],
     ) -> float:
         t, a, h = b * r, b * r * r * cp, cp - 1
         joined, again = (1 if cp > 1 else 0), "" if way[0] == "none" else "_full"
@@ -113,11 +130,13 @@ class Oracle:
             return sum(found.get(f"{name}{again}.{key}", 0.0) * value for key, value in values.items())
 
         total = self.term(quantity, stage__call=1, stage__sequences=b, stage__rows=t, stage__channels=a)
-        travel = {way[1]: joined, f"{way[1]}_hop": h, f"{way[1]}_rows": h * t}
+        wire = over(crossing, "cp")
+        travel = {way[1] + wire: joined, f"{way[1]}{wire}_hop": h, f"{way[1]}{wire}_rows": h * t}
         slow = self.slow(middle, b, r)
         total += middle * (slow * layer("layer", call=1, rows=t, scores=a) + layer("layer", **travel))
         if last:
-            total += layer("last_layer", call=1, rows=t, targets=b, ring=joined, ring_hop=h, ring_rows=h * t)
+            ring = {f"ring{wire}": joined, f"ring{wire}_hop": h, f"ring{wire}_rows": h * t}
+            total += layer("last_layer", call=1, rows=t, targets=b, **ring)
             total += self.term(quantity, head__call=1, head__targets=b, head__rows=t)
         if first:
             total += self.term(quantity, input__call=1, input__rows=t)
@@ -138,18 +157,19 @@ class Oracle:
         held = self.shared_parameters + layers * self.layer_parameters
         return 4 * (held + first * self.input_parameters + last * self.head_parameters)
 
-    def all_reduce(self, size: float, group: int) -> float:
+    def all_reduce(self, size: float, group: int, wire: str) -> float:
         if group == 1:
             return 0.0
         hops = group - 1
         ring = 2 * hops * size / group
-        return self.term("all_reduce_s", call=1, hop=hops, bytes=ring, contention_bytes=hops * size)
+        return self.term(f"all_reduce{wire}_s", call=1, hop=hops, bytes=ring, contention_bytes=hops * size)
 
-    def _tail(self, layers: int, first: bool, last: bool, pp: int, dp: int, cp: int) -> float:
+    def _tail(self, layers: int, first: bool, last: bool, pp: int, dp: int, cp: int, crossing: frozenset[str]) -> float:
         size = self.weights(layers, first, last)
         total = self.term("optimizer_s", optimizer__call=1, optimizer__bytes=size)
-        total += self.all_reduce(size, dp * cp) + self.all_reduce(4 * self.shared_parameters, pp)
-        return total + self.all_reduce(24, pp * dp * cp)
+        total += self.all_reduce(size, dp * cp, over(crossing, "dp", "cp"))
+        total += self.all_reduce(4 * self.shared_parameters, pp, over(crossing, "pp"))
+        return total + self.all_reduce(24, pp * dp * cp, over(crossing, "pp", "dp", "cp"))
 
     def saved(
         self, b: int, r: int, cp: int, middle: int, first: bool, last: bool, recompute: str
@@ -233,18 +253,30 @@ class Oracle:
         return max(*peaks, fixed + math.ceil(step))
 
     def plan(
-        self, pp: int, dp: int, cp: int, count: int, schedule: str, way: tuple[str, str], split: tuple[int, ...]
+        self,
+        pp: int,
+        dp: int,
+        cp: int,
+        count: int,
+        schedule: str,
+        way: tuple[str, str],
+        split: tuple[int, ...],
+        crossing: frozenset[str],
+        peers: int,
     ) -> Answer:
         b, r = -(-self.batch_size // (dp * count)), -(-self.rows // cp)
         places = [(layers, s == 0, s == pp - 1) for s, layers in enumerate(split)]
-        forward = [self.seconds("forward_s", b, r, cp, n - last, first, last, way) for n, first, last in places]
-        backward = [self.seconds("backward_s", b, r, cp, n - last, first, last, way) for n, first, last in places]
-        transfer = self.term("p2p_s", call=1, bytes=b * r * self.d * 4) if pp > 1 else 0.0
+        forward, backward = (
+            [self.seconds(name, b, r, cp, n - last, first, last, way, crossing) for n, first, last in places]
+            for name in ("forward_s", "backward_s")
+        )
+        boundary = f"p2p{over(crossing, 'pp')}_s"
+        transfer = self.term(boundary, call=1, bytes=b * r * self.d * 4) if pp > 1 else 0.0
         step = makespan(forward, backward, transfer, count, schedule)
-        step += max(self.tail(n, first, last, pp, dp, cp) for n, first, last in places)
+        step += max(self.tail(n, first, last, pp, dp, cp, crossing) for n, first, last in places)
         threads = self.terms["threads"]["per_worker"]
-        # The ranks of a replica share its sequences out; each gathers what it embeds.
-        host = self.term("construct_s", call=1, targets=-(-b * count // (pp * cp)) / threads)
+        # The ranks of a replica on one host share its sequences out; each gathers what it embeds.
+        host = self.term("construct_s", call=1, targets=-(-b * count // peers) / threads)
         host += self.term("gather_s", call=1, targets=b * count / threads)
         held = [1 if pp == 1 else count if schedule == "gpipe" else min(count, pp - s) for s in range(pp)]
         peaks = [
@@ -252,7 +284,7 @@ class Oracle:
         ]
         peak = max(peaks)
         need = peak + math.ceil(self.terms["margin"]["relative"] * peak) + self.machine["overhead_bytes"]
-        return Answer(step + host, peak, need, pp, dp, cp, count, schedule, *way, split)
+        return Answer(step + host, peak, need, pp, dp, cp, count, schedule, *way, split, crossing)
 
     def plans(self, gpus: int) -> Iterator[Answer]:
         """Every plan on ``gpus`` workers."""
@@ -261,8 +293,29 @@ class Oracle:
                 continue
             for count, schedule in self.orders(pp, dp):
                 for way in itertools.product(("none", "full"), ("ring", "allgather") if cp > 1 else ("ring",)):
-                    for split in splits(self.num_layers, pp):
-                        yield self.plan(pp, dp, cp, count, schedule, way, split)
+                    for split, lies in itertools.product(splits(self.num_layers, pp), self.layouts(pp, dp, cp)):
+                        yield self.plan(pp, dp, cp, count, schedule, way, split, *lies)
+
+    def layouts(self, pp: int, dp: int, cp: int) -> set[tuple[frozenset[str], int]]:
+        """(axes that cross hosts, fewest ranks that a replica has on a host that it is on) of all orders of the axes.
+
+        Ranks are numbered row-major in an order, and each host has as many, one host after the other.
+        """
+        degrees, per_host = {"pp": pp, "dp": dp, "cp": cp}, pp * dp * cp // self.hosts
+        found = set()
+        for order in itertools.permutations(degrees):
+            host_at = {}
+            for rank, place in enumerate(itertools.product(*(range(degrees[axis]) for axis in order))):
+                host_at[tuple(place[order.index(axis)] for axis in degrees)] = rank // per_host
+            crossing = set()
+            for place, host in host_at.items():
+                for index, axis in enumerate(degrees):
+                    after = tuple(number + (each == index) for each, number in enumerate(place))
+                    if host_at.get(after, host) != host:
+                        crossing.add(axis)
+            shares = Counter((place[1], host) for place, host in host_at.items())
+            found.add((frozenset(crossing), min(shares.values())))
+        return found
 
     def orders(self, pp: int, dp: int) -> Iterator[tuple[int, str]]:
         """(K, schedule)."""

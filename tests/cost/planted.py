@@ -129,6 +129,28 @@ def profile(truth: Planted | None = None, *, gpus: int = 4, work: Workload | Non
     )
 
 
+def stretched(sample: Any, factor: float) -> Any:
+    """The same sample over the network."""
+    if isinstance(sample, CommSample):
+        seconds = sample.time_s * factor
+        return sample.model_copy(update={"link": "network", "time_s": seconds, "samples_s": [seconds] * 3})
+    passes = {"forward_s": sample.forward_s * factor, "backward_s": sample.backward_s * factor}
+    return sample.model_copy(update={"link": "network"} | passes)
+
+
+def two_hosts(*, p2p: float = 1.0, reduce: float = 1.0, ring: float = 1.0) -> Profile:
+    """Four workers on two hosts; what the network between these takes, as multiples of what a host takes."""
+    one = profile(gpus=4)
+    slow = {"p2p": p2p, "all_reduce": reduce}
+    comm = [each for each in one.comm if each.group_size == 2]
+    comm += [stretched(each, slow[each.op]) for each in one.comm if each.group_size % 2 == 0]
+    compute = [each for each in one.compute if each.cp <= 2]
+    layers = [each for each in one.compute if each.cp > 1 and each.module in ("layer", "last_layer")]
+    compute += [stretched(each, ring) for each in layers]
+    machine = one.machine.model_copy(update={"hosts": 2})
+    return one.model_copy(update={"machine": machine, "comm": comm, "compute": compute})
+
+
 def _compute(truth: Planted, work: Workload, gpus: int) -> list[ComputeSample]:
     counts, item = work.parameters(), work.itemsize_bytes
     depths = LAYERS if not truth.cache_break_layers else (*LAYERS, 8, 12, 16)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.cost.fitting import fit
+from megagraph_cli.cost.partition import Choice, Split
 from megagraph_cli.cost.predict import Predictor
+from megagraph_cli.cost.search import search_candidates
+from megagraph_cli.cost.setting import Setting
 from megagraph_cli.cost.space import Pins
-from megagraph_cli.errors import MgraphError
-from megagraph_cli.units import MIB, ceil_mib
+from megagraph_cli.errors import EXIT_INFEASIBLE, MgraphError
+from megagraph_cli.layout.dims import ParallelDims
+from megagraph_cli.units import MIB
 from tests.cost import planted
-from tests.cost.exact import RELATIVE, compare, instance, searched
+from tests.cost.exact import HOSTS, LONG, RELATIVE, check_named_limit, compare, instance, searched
 from tests.cost.fitted import planted_model
 from tests.cost.oracle import Oracle
 
 NUM_INSTANCES = 24
+NUM_LIMITS = 16
+OVER_HOSTS_SEEDS = (0, 2, 5, 7, 20)
+"""4 and 8 workers on 2 and on 4 hosts, and 6 on 2."""
 GROUPS = 2
 
 
@@ -32,7 +41,12 @@ def test_optimum_front_and_counts_equal_an_enumeration(group: int) -> None:
 
 @pytest.mark.parametrize("seed", [1000, 1001])
 def test_long_models_and_deep_pipelines_equal_an_enumeration(seed: int) -> None:
-    compare(seed)
+    compare(seed, LONG)
+
+
+def test_every_order_of_the_axes_over_hosts_equals_an_enumeration() -> None:
+    for seed in OVER_HOSTS_SEEDS:
+        compare(seed, HOSTS)
 
 
 def test_deep_1f1b_is_proven_quickly() -> None:
@@ -68,21 +82,85 @@ def test_the_forecast_of_the_pick_is_what_the_search_promised() -> None:
 
 @pytest.mark.slow
 def test_the_named_minimum_is_right_to_one_mib() -> None:
-    for seed in range(10):
-        model, gpus, _ = instance(seed)
-        with pytest.raises(MgraphError) as caught:
-            searched(model, gpus, MIB)
-        assert caught.value.exit_code == 3
-        minimum = caught.value.details["minimum_bytes"]
-        assert isinstance(minimum, int)
-        named = ceil_mib(minimum)
-        assert f"--mem {named}MiB" in caught.value.message
-        assert searched(model, gpus, named * MIB).num_feasible >= 1, seed
-        assert searched(model, gpus, minimum).num_feasible >= 1, seed
-        with pytest.raises(MgraphError):
-            searched(model, gpus, (named - 1) * MIB)
-        with pytest.raises(MgraphError):
-            searched(model, gpus, minimum - 1)
+    for seed in range(NUM_LIMITS):
+        check_named_limit(seed)
+
+
+def least_limit(model: CostModel, gpus: int, pins: Pins) -> int:
+    """The smallest limit that fits, as an infeasible search names it."""
+    with pytest.raises(MgraphError) as caught:
+        searched(model, gpus, MIB, pins)
+    return int(str(caught.value.details["minimum_bytes"]))
+
+
+def way_out(model: CostModel, gpus: int, mem_bytes: int, pins: Pins) -> str:
+    """What the sentence of an infeasible search says after the smallest limit."""
+    with pytest.raises(MgraphError) as caught:
+        searched(model, gpus, mem_bytes, pins)
+    assert caught.value.exit_code == EXIT_INFEASIBLE
+    _, _, rest = caught.value.message.partition("the smallest limit that fits is --mem ")
+    return rest.partition("MiB")[2]
+
+
+def test_an_infeasible_search_names_the_pins_to_loosen() -> None:
+    model = planted_model()
+    free, stored = least_limit(model, 4, Pins()), least_limit(model, 4, Pins(recompute="none"))
+    assert free < stored
+    assert way_out(model, 4, free, Pins(recompute="none")) == ", and a plan fits without --recompute none"
+    # A pin is named alone where the plans of the others fit; both are where either is one too many.
+    both, spread = Pins(cp=4, recompute="none"), least_limit(model, 4, Pins(cp=4))
+    assert free < stored < spread < least_limit(model, 4, both)
+    assert way_out(model, 4, spread, both) == ", and a plan fits without --cp 4 or without --recompute none"
+    assert way_out(model, 4, spread - 1, both) == ", and a plan fits without --cp 4"
+    assert way_out(model, 4, stored - 1, both) == ", and a plan fits without --cp 4 --recompute none"
+
+
+def test_an_infeasible_search_without_pins_names_more_workers_where_they_help() -> None:
+    model = planted_model()
+    four, eight = least_limit(model, 4, Pins()), least_limit(model, 8, Pins())
+    assert eight < four
+    assert way_out(model, 4, eight, Pins()) == ", and a plan fits on --gpus 8"
+    assert way_out(model, 4, eight - 1, Pins()) == ""
+    # What one worker measured says nothing of two.
+    alone = fit(planted.profile(gpus=1))
+    assert way_out(alone, 1, MIB, Pins()) == ""
+
+
+class OutOfWork:
+    """A candidate of two plans that runs out of work only where the limit leaves no room for the faster one."""
+
+    def __init__(self) -> None:
+        self.setting = Setting(ParallelDims(pp=1, dp=1, cp=1), 1, "gpipe")
+        self.max_gap = 0.0
+        self.plans = ((100, Choice(1.0, 100, (2,))), (50, Choice(2.0, 50, (1,))))
+
+    def num_splits(self) -> int:
+        return len(self.plans)
+
+    def num_within(self, need_bytes: int) -> int:
+        return sum(need <= need_bytes for need, _ in self.plans)
+
+    def least_need(self) -> int:
+        return 50
+
+    def need_of(self, split: Split) -> int:
+        return next(need for need, choice in self.plans if choice.split == split)
+
+    def quick_bound(self, need_bytes: int) -> float:
+        return min((choice.step_s for need, choice in self.plans if need <= need_bytes), default=math.inf)
+
+    def fastest(self, need_bytes: int, cutoff_s: float = math.inf) -> Choice | None:
+        self.max_gap = max(self.max_gap, 0.25 if need_bytes < 100 else 0.0)
+        return next((choice for need, choice in self.plans if need <= need_bytes and choice.step_s < cutoff_s), None)
+
+    def leanest(self, choice: Choice, need_bytes: int) -> Choice:  # noqa: ARG002
+        return choice
+
+
+def test_the_gap_is_that_of_the_front_too() -> None:
+    found = search_candidates([OutOfWork()], 100, 0, 0)
+    assert [item.choice.step_s for item in found.pareto] == [1.0, 2.0]
+    assert found.max_gap == 0.25
 
 
 @pytest.mark.slow
@@ -113,11 +191,12 @@ def test_more_memory_never_makes_the_step_slower(seed: int, share: float) -> Non
     assert tight.num_feasible <= most.num_feasible
 
 
-def test_a_large_search_is_proven_and_counts_every_plan() -> None:
-    model = fit(planted.profile(gpus=4, work=planted.workload(96, 8192)))
-    found = searched(model, 64, 1 << 50)
+@pytest.mark.parametrize(("layers", "gpus", "least_plans"), [(96, 64, 10**25), (32, 1024, 10**10)])
+def test_a_large_search_is_proven_and_counts_every_plan(layers: int, gpus: int, least_plans: int) -> None:
+    model = fit(planted.profile(gpus=4, work=planted.workload(layers, 8192)))
+    found = searched(model, gpus, 1 << 50)
     assert found.max_gap == 0.0
-    assert found.num_feasible == found.num_candidates > 10**25
+    assert found.num_feasible == found.num_candidates > least_plans
     peaks = [item.choice.peak_bytes for item in found.pareto]
     steps = [item.choice.step_s for item in found.pareto]
     assert peaks == sorted(set(peaks), reverse=True)

@@ -18,7 +18,10 @@ Context = Literal["ring", "allgather"]
 
 
 class Machine(Part):
-    """The machine that was measured. ``memory_bytes`` is the least free memory of a device that the profile saw."""
+    """The machine that was measured. ``memory_bytes`` is the least free memory of a device that the profile saw.
+
+    ``num_devices`` are those of all ``hosts`` together, equally many on each.
+    """
 
     hosts: int = Field(ge=1)
     device: Literal["cpu", "cuda"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -149,6 +150,33 @@ class Workload(Recipe):
             num_features=graph.features if use_features else 0,
             table_rows=graph.nodes + graph.clusters if use_table else 0,
         )
+
+
+EVERY_KEY: dict[str, Sequence[str]] = {
+    "dataset": tuple(DatasetSection.model_fields),
+    "model": tuple(ModelSection.model_fields),
+    "batch": tuple(BatchSection.model_fields),
+    "train": tuple(TrainSection.model_fields),
+}
+DECIDING: dict[str, Sequence[str]] = EVERY_KEY | {"train": ("dtype", "matmul_precision")}
+"""What a step's seconds and bytes depend on: the rest of ``train`` costs nothing."""
+
+
+def first_difference(
+    mine: Workload, theirs: Workload, keys: Mapping[str, Sequence[str]] = DECIDING
+) -> tuple[str, Any, Any] | None:
+    """(``section.key``, my value, theirs) of the first of ``keys`` in which two workloads differ, None where none does.
+
+    Last the prepared graph's digest, shortened, where both know their graph: one name may be of another content.
+    """
+    for section, names in keys.items():
+        for name in names:
+            pair = getattr(getattr(mine, section), name), getattr(getattr(theirs, section), name)
+            if pair[0] != pair[1]:
+                return f"{section}.{name}", *pair
+    if mine.graph and theirs.graph and mine.graph.digest != theirs.graph.digest:
+        return "graph.digest", mine.graph.digest[:12], theirs.graph.digest[:12]
+    return None
 
 
 def embedding_inputs(embedding: str, num_features: int) -> tuple[bool, bool]:

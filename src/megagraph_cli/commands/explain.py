@@ -1,4 +1,7 @@
-"""``mgraph search --explain`` and ``--compare``: why a candidate won, lost or was pruned. Nothing is written."""
+"""``mgraph search --explain`` and ``--compare``: why a candidate won, lost, was pruned or left out.
+
+Nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from megagraph_cli.artifacts.plan import Plan
-from megagraph_cli.artifacts.workload import BatchSection, DatasetSection, ModelSection
+from megagraph_cli.artifacts.workload import first_difference
+from megagraph_cli.commands.devices import Device
 from megagraph_cli.commands.search import SearchRequest, pins_of, resolved
 from megagraph_cli.cost.explain import PlanCost, cost_of, leanest, reasons
+from megagraph_cli.cost.one_f_one_b import TOLERANCE
 from megagraph_cli.cost.predict import Predictor
-from megagraph_cli.cost.search import search
+from megagraph_cli.cost.search import candidates_of, search_candidates
 from megagraph_cli.cost.setting import Setting
-from megagraph_cli.cost.space import Pins
+from megagraph_cli.cost.space import Pins, as_searched, left_out_by
 from megagraph_cli.errors import EXIT_INFEASIBLE, EXIT_STALE, MgraphError
+from megagraph_cli.layout.placement import hosts_of
 
 NUMBERS = {"pp": "pp", "cp": "cp", "dp": "dp", "microbatches": "num_microbatches"}
 NAMES = ("schedule", "recompute", "context")
-_DECIDING = {
-    "dataset": tuple(DatasetSection.model_fields),
-    "model": tuple(ModelSection.model_fields),
-    "batch": tuple(BatchSection.model_fields),
-    "train": ("dtype", "matmul_precision"),
-}
-"""What a step's seconds and bytes depend on; the rest of ``train`` may differ between plans that are compared."""
+EQUAL = 4 * TOLERANCE
+"""Steps that differ by less, relatively, are equal: the search's own rule and some rounding."""
 
 
 @dataclass(frozen=True)
 class Explanation:
     """A candidate beside the plan that the search chose (None where nothing fits the limit).
 
-    ``verdict``: won (it is the chosen one), lost, or pruned (it does not fit). ``because`` are sentences.
+    ``verdict``: won (it is the chosen one), lost (it is slower, or as fast and needs as many bytes or more), pruned (it
+    does not fit) or left out (it fits and is no slower, but a pin of the request or the bounds of the search kept it
+    out). ``because`` are sentences.
     """
 
     verdict: str
@@ -96,56 +99,67 @@ def parse_candidate(text: str) -> dict[str, Any]:
 
 
 def explain(request: SearchRequest, text: str) -> Explanation:
-    """Why the best plan of a candidate's degrees won, lost or was pruned.
+    """Why the best plan of a candidate's degrees won, lost, was pruned or left out.
 
+    Of the request's pins the candidate keeps ``--layers`` alone; the chosen plan keeps all.
     Raises MgraphError: exit 2 where no plan can be so, 4 for a term that was never measured.
     """
     predictor, gpus, mem_bytes, _ = resolved(request)
-    pins = replace(Pins(layers=pins_of(request).layers), **parse_candidate(text))
+    asked = pins_of(request)
+    pins = replace(Pins(layers=asked.layers), **parse_candidate(text))
     predictor.settings(gpus, pins)  # pins that cannot be are told before anything is searched
-    return explain_pins(predictor, gpus, mem_bytes, pins, _best(predictor, gpus, mem_bytes, pins_of(request)))
+    return explain_pins(predictor, gpus, mem_bytes, pins, asked, _best(predictor, gpus, mem_bytes, asked))
 
 
-def explain_pins(predictor: Predictor, gpus: int, mem_bytes: int, pins: Pins, chosen: PlanCost | None) -> Explanation:
-    """The best plan under some pins, or where none fits the one with the fewest bytes, beside the chosen one."""
+def explain_pins(
+    predictor: Predictor, gpus: int, mem_bytes: int, pins: Pins, asked: Pins, chosen: PlanCost | None
+) -> Explanation:
+    """The best plan under ``pins``, or where none fits the one with the fewest bytes, beside the one chosen of those
+    that were ``asked`` for.
+    """
     mine = _best(predictor, gpus, mem_bytes, pins)
     if mine is None:
         mine = cost_of(predictor, *leanest(predictor, predictor.settings(gpus, pins), pins.layers))
-    return _explained(predictor, mem_bytes, mine, chosen)
+    return _explained(predictor, mem_bytes, asked, mine, chosen)
 
 
 def compare(request: SearchRequest, path: Path) -> Explanation:
     """Another plan, forecast by this cost model, beside the one that the search chooses.
 
-    Raises MgraphError: what ``Plan.load`` raises, exit 4 where the plan is for another workload or number of workers.
+    Raises MgraphError: what ``Plan.load`` raises, exit 4 where the plan is for another workload, graph, device, or
+    number of workers or hosts.
     """
-    predictor, gpus, mem_bytes, _ = resolved(request)
-    other = Plan.load(path, force=request.force)
-    _check_same(other, predictor, gpus, path)
-    mine = cost_of(predictor, Setting.of(other), other.layers_per_stage)
-    return _explained(predictor, mem_bytes, mine, _best(predictor, gpus, mem_bytes, pins_of(request)))
-
-
-def _check_same(other: Plan, predictor: Predictor, gpus: int, path: Path) -> None:
+    predictor, gpus, mem_bytes, device = resolved(request)
+    other, asked = Plan.load(path, force=request.force), pins_of(request)
     if other.gpus != gpus:
         raise MgraphError(
             f"{path} is for {other.gpus} workers, not {gpus}; compare under --gpus {other.gpus}", EXIT_STALE
         )
-    for section, keys in _DECIDING.items():
-        mine, theirs = getattr(predictor.workload, section), getattr(other.workload, section)
-        for key in keys:
-            if getattr(mine, key) != getattr(theirs, key):
-                raise MgraphError(
-                    f"{path} was made for {section}.{key} = {getattr(theirs, key)!r}, not {getattr(mine, key)!r}; "
-                    "compare plans of one workload",
-                    EXIT_STALE,
-                )
+    hosts = hosts_of(gpus, predictor.cost_model.machine.hosts)
+    _check_same(other, predictor, hosts, device, path)
+    mine = cost_of(predictor, as_searched(Setting.of(other), hosts), other.layers_per_stage)
+    return _explained(predictor, mem_bytes, asked, mine, _best(predictor, gpus, mem_bytes, asked))
+
+
+def _check_same(other: Plan, predictor: Predictor, hosts: int, device: Device, path: Path) -> None:
+    """Raises MgraphError (exit 4). A plan by hand may leave its device out; one that says one host may run on more."""
+    differs = first_difference(predictor.workload, other.workload)
+    for key, mine, theirs, unsaid in (("device", device, other.device, None), ("hosts", hosts, other.hosts, 1)):
+        if differs is None and theirs not in (unsaid, mine):
+            differs = key, mine, theirs
+    if differs is not None:
+        key, mine, theirs = differs
+        raise MgraphError(
+            f"{path} was made for {key} = {theirs!r}, not {mine!r}; compare plans of one workload and machine",
+            EXIT_STALE,
+        )
 
 
 def _best(predictor: Predictor, gpus: int, mem_bytes: int, pins: Pins) -> PlanCost | None:
     """The best plan under some pins, or None where none fits."""
+    candidates = candidates_of(predictor, gpus, pins)
     try:
-        found = search(predictor, gpus, mem_bytes, pins, 0).best
+        found = search_candidates(candidates, mem_bytes, predictor.overhead_bytes, 0).best
     except MgraphError as error:
         if error.exit_code != EXIT_INFEASIBLE:
             raise
@@ -153,13 +167,32 @@ def _best(predictor: Predictor, gpus: int, mem_bytes: int, pins: Pins) -> PlanCo
     return cost_of(predictor, found.setting, found.choice.split)
 
 
-def _explained(predictor: Predictor, mem_bytes: int, mine: PlanCost, chosen: PlanCost | None) -> Explanation:
-    if mine.need_bytes > mem_bytes:
-        verdict = "pruned"
-    elif chosen is None or (mine.setting, mine.split) == (chosen.setting, chosen.split):
-        verdict = "won"
-    else:
-        verdict = "lost"
-    because = [] if verdict == "won" else reasons(mine, chosen or mine, mem_bytes)
+def _explained(
+    predictor: Predictor, mem_bytes: int, asked: Pins, mine: PlanCost, chosen: PlanCost | None
+) -> Explanation:
+    verdict, because = _judged(predictor, mem_bytes, asked, mine, chosen)
     relative = predictor.terms["margin"]["relative"]
     return Explanation(verdict, mem_bytes, predictor.overhead_bytes, relative, mine, chosen, because)
+
+
+def _judged(
+    predictor: Predictor, mem_bytes: int, asked: Pins, mine: PlanCost, chosen: PlanCost | None
+) -> tuple[str, list[str]]:
+    """(verdict, because)."""
+    if mine.need_bytes > mem_bytes:
+        return "pruned", reasons(mine, chosen or mine, mem_bytes)
+    kept_out = left_out_by(predictor.workload, asked, mine.setting, mine.split)
+    if chosen is None:
+        return "left out", [f"it fits, but {kept_out}"]
+    if (mine.setting, mine.split) == (chosen.setting, chosen.split):
+        return "won", []
+    slower_s = mine.step_s - chosen.step_s
+    if slower_s > EQUAL * chosen.step_s:
+        return "lost", reasons(mine, chosen, mem_bytes) or [f"it takes {1e3 * slower_s:.3g} ms more of a step"]
+    if slower_s < -EQUAL * chosen.step_s:
+        return "left out", [f"faster, but {kept_out or 'the search ran out of work before it came to this plan'}"]
+    if kept_out:
+        return "left out", [f"as fast, but {kept_out}"]
+    more = mine.peak_bytes - chosen.peak_bytes
+    later = "later in the order in which equal plans are preferred"
+    return "lost", [f"as fast, but {f'needs {more} bytes more' if more > 0 else later}"]

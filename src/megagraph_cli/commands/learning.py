@@ -9,7 +9,7 @@ from megagraph_cli import recipes
 from megagraph_cli.artifacts.base import reference_to
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.validation import Validation
-from megagraph_cli.artifacts.workload import Recipe
+from megagraph_cli.artifacts.workload import first_difference
 from megagraph_cli.cost.learn import Run, learn
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.setting import Setting
@@ -19,20 +19,14 @@ from megagraph_cli.errors import EXIT_STALE, MgraphError
 def corrected(fitted: CostModel, validations: Sequence[Path], *, force: bool) -> CostModel:
     """A cost model that has learnt from plans that were run (``mgraph fit --with``).
 
-    Raises MgraphError: what ``Validation.load`` raises, exit 4 where it is of another workload or device.
+    Raises MgraphError: what ``Validation.load`` raises, exit 4 where it is of another workload, graph,
+    device or number of hosts.
     """
     runs = []
     for path in validations:
         found = Validation.load(path, force=force)
         if not force:
-            recipe = found.workload.recipe()
-            same = recipe.model_copy(
-                update={
-                    "model": recipe.model.model_copy(update={"num_layers": fitted.workload.model.num_layers}),
-                    "batch": recipe.batch.model_copy(update={"batch_size": fitted.workload.batch.batch_size}),
-                }
-            )
-            _check_same(fitted, same, found, path)
+            _check_same(fitted, found, path)
         predictor = Predictor(fitted, found.workload, recipes.sets_for(fitted.workload.recipe()))
         for plan in found.plans:
             setting = Setting.of(plan)
@@ -43,19 +37,22 @@ def corrected(fitted: CostModel, validations: Sequence[Path], *, force: bool) ->
     return learnt.model_copy(update={"inputs": inputs})
 
 
-def _check_same(fitted: CostModel, recipe: Recipe, found: Validation, path: Path) -> None:
-    for section in ("dataset", "model", "batch"):
-        mine, theirs = getattr(fitted.workload, section), getattr(recipe, section)
-        for key in type(mine).model_fields:
-            if getattr(mine, key) != getattr(theirs, key):
-                raise MgraphError(
-                    f"{path} ran plans with {section}.{key} = {getattr(theirs, key)!r} but the profile was taken with "
-                    f"{getattr(mine, key)!r}; validate a cost model of this profile, or pass --force",
-                    EXIT_STALE,
-                )
-    if found.machine.device != fitted.machine.device:
+def _check_same(fitted: CostModel, found: Validation, path: Path) -> None:
+    """That plans were run of the workload and the kind of machine that were measured; layers and batch may differ."""
+    mine, theirs = fitted.workload, found.workload
+    changed = {
+        "model": theirs.model.model_copy(update={"num_layers": mine.model.num_layers}),
+        "batch": theirs.batch.model_copy(update={"batch_size": mine.batch.batch_size}),
+    }
+    differs = first_difference(mine, theirs.model_copy(update=changed))
+    for key in ("device", "hosts"):
+        pair = getattr(fitted.machine, key), getattr(found.machine, key)
+        if differs is None and pair[0] != pair[1]:
+            differs = f"machine.{key}", *pair
+    if differs is not None:
+        key, measured, ran = differs
         raise MgraphError(
-            f"{path} ran on {found.machine.device} but the profile on {fitted.machine.device}; validate on one device, "
-            "or pass --force",
+            f"{path} ran plans with {key} = {ran!r} but the profile was taken with {measured!r}; "
+            "validate a cost model of this profile, or pass --force",
             EXIT_STALE,
         )

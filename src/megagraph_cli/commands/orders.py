@@ -8,7 +8,7 @@ from typing import Any
 
 from megagraph_cli import recipes
 from megagraph_cli.artifacts.plan import Plan
-from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.artifacts.workload import EVERY_KEY, Workload, first_difference
 from megagraph_cli.commands import rundir
 from megagraph_cli.commands.devices import (
     ALONE,
@@ -178,18 +178,12 @@ def _changed(workload: Workload, overrides: dict[str, Any]) -> Workload:
 
 def _check_same_workload(workload: Workload, run_dir: Path, source: Path) -> None:
     theirs = Plan.load(run_dir / rundir.PLAN, force=True).workload
-    for section in ("dataset", "model", "batch", "train"):
-        mine, other = getattr(workload, section), getattr(theirs, section)
-        for key in type(mine).model_fields:
-            if getattr(mine, key) != getattr(other, key):
-                raise MgraphError(
-                    f"{source} has {section}.{key} = {getattr(mine, key)!r} but {run_dir} trains with "
-                    f"{getattr(other, key)!r}; resume under a plan for the same workload",
-                    EXIT_STALE,
-                )
-    if workload.graph and theirs.graph and workload.graph.digest != theirs.graph.digest:
+    differs = first_difference(workload, theirs, EVERY_KEY)
+    if differs is not None:
+        key, mine, other = differs
         raise MgraphError(
-            f"{source} was made for another graph than {run_dir} trains on; resume under a plan for the same graph",
+            f"{source} has {key} = {mine!r} but {run_dir} trains with {other!r}; "
+            "resume under a plan for the same workload",
             EXIT_STALE,
         )
 

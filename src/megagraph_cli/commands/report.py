@@ -107,43 +107,25 @@ def _others(request: SearchRequest, searched: Searched) -> str:
     found.sort(key=lambda each: (each.verdict == "pruned", each.candidate.step_s))
     rows = []
     for each in found[:MOST_OTHERS]:
-        setting = each.candidate.setting
-        verdict, because = each.verdict, "; ".join(each.because) or "as chosen"
-        if verdict == "lost" and each.candidate.step_s < chosen.step_s and (told := _violated(request, each)):
-            verdict, because = "left out", f"faster, but the search was told {told}"
         cells = [
-            str(setting.dims),
-            verdict,
+            str(each.candidate.setting.dims),
+            each.verdict,
             format_seconds(each.candidate.step_s),
             format_bytes(each.candidate.peak_bytes),
-            because,
+            "; ".join(each.because) or "as chosen",
         ]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     header = "".join(f"<th>{name}</th>" for name in ("degrees", "verdict", "step", "peak", "because"))
     return f'<table id="others"><tr>{header}</tr>{"".join(rows)}</table>'
 
 
-def _violated(request: SearchRequest, found: Explanation) -> str:
-    """The flags that left a plan out; empty where none did."""
-    pins, setting = pins_of(request), found.candidate.setting
-    asked = {
-        "pp": (pins.pp, setting.dims.pp),
-        "cp": (pins.cp, setting.dims.cp),
-        "dp": (pins.dp, setting.dims.dp),
-        "microbatches": (pins.num_microbatches, setting.num_microbatches),
-        "schedule": (pins.schedule, setting.schedule),
-        "recompute": (pins.recompute, setting.recompute),
-        "context": (pins.context, setting.context),
-    }
-    return " ".join(f"--{name} {pin}" for name, (pin, got) in asked.items() if pin is not None and pin != got)
-
-
 def _explained(request: SearchRequest, searched: Searched, dims: ParallelDims, chosen: PlanCost) -> Explanation | None:
     """None where the model or the batch leaves no plan of these degrees."""
-    pins = Pins(pp=dims.pp, cp=dims.cp, dp=dims.dp, layers=pins_of(request).layers)
+    asked = pins_of(request)
+    pins = Pins(pp=dims.pp, cp=dims.cp, dp=dims.dp, layers=asked.layers)
     limit_bytes = searched.plan.memory_limit_bytes or 0
     try:
-        return explain_pins(searched.predictor, searched.plan.gpus, limit_bytes, pins, chosen)
+        return explain_pins(searched.predictor, searched.plan.gpus, limit_bytes, pins, asked, chosen)
     except MgraphError as error:
         if error.exit_code != EXIT_USAGE:
             raise

@@ -86,7 +86,7 @@ def _some_stages(count: int) -> list[int]:
 
 
 def show_explanation(found: Explanation, screen: Screen) -> None:
-    """Why a candidate won, lost or was pruned, stage by stage."""
+    """Why a candidate won, lost, was pruned or left out, stage by stage."""
     candidate, chosen = found.candidate, found.chosen
     screen.note(f"{_cost_said(candidate)}: {found.verdict}")
     for sentence in found.because:

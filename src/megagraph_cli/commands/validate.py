@@ -143,7 +143,9 @@ def _result(
     if task is None:
         return Validation.model_validate(crew.exchange("validation", None)[0])
     found = validation_of(task.predictor, task.plans, lines, request.steps)
-    saved = found.model_copy(update={"inputs": [reference_to(request.cost_model_path)]}).save(out)
+    ran_on = found.machine.model_copy(update={"device": task.device, "hosts": crew.hosts.count})
+    made = {"inputs": [reference_to(request.cost_model_path)], "machine": ran_on}
+    saved = found.model_copy(update=made).save(out)
     crew.exchange("validation", saved.model_dump(mode="json", by_alias=True))
     return saved
 

@@ -1,4 +1,4 @@
-"""What a plan costs, stage by stage and term by term, and why a candidate won, lost or was pruned."""
+"""What a plan costs, stage by stage and term by term, and why a candidate lost or was pruned."""
 
 from __future__ import annotations
 

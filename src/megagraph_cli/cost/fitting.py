@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from megagraph_cli.artifacts.cost_model import CostModel, MeasuredRange, Quality, QualityTable
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
 from megagraph_cli.cost.cache import CacheBreak, LayerSamples, find_break
 from megagraph_cli.cost.floors import FLOORS, Sample, fit_moments, with_floor
+from megagraph_cli.cost.judge import quality, short
 from megagraph_cli.cost.memory import OPTIMIZER_MOMENTS
 from megagraph_cli.cost.observations import (
     Observation,
@@ -65,7 +64,7 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
     trial = _fit_terms(kept)
     terms = _fit_terms(observations)
     times = [item for item, out in zip(observations, held_out, strict=True) if out and item.quantity in TIMES]
-    time_quality = _quality(
+    time_quality = quality(
         [item.value for item in times],
         [_predicted(trial, item) for item in times],
         num_fit=sum(item.quantity in TIMES for item in kept),
@@ -190,7 +189,7 @@ def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, fl
     chosen = [sample for sample, out in zip(samples, _held_out(observations), strict=True) if out]
     measured = [_whole_peak(sample, values_of(sample)) for sample in chosen]
     predicted = [_whole_peak(sample, _predicted_values(sample, trial, pool)) for sample in chosen]
-    return _quality(measured, predicted, num_fit=len(samples) - len(measured))
+    return quality(measured, predicted, num_fit=len(samples) - len(measured))
 
 
 def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, float]], pool: float) -> float:
@@ -222,7 +221,7 @@ def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, fl
         observations = compute_observations([*kept, *rest], pool)
         trial = _fit_terms([item for item in observations if item.quantity not in TIMES])
         most = max([most, *(above(sample, trial) for sample in spared[fold::MARGIN_FOLDS])])
-    return float(f"{most:.6g}")
+    return short(most)
 
 
 def _place(sample: ComputeSample) -> tuple[int, int, int]:
@@ -248,26 +247,6 @@ def _whole_peak(sample: ComputeSample, values: dict[str, float]) -> float:
     static = (2 + OPTIMIZER_MOMENTS) * sample.memory.get("parameters", 0) + values["batch_bytes"]
     forward = values["saved_bytes"] + values["forward_transient_bytes"]
     return static + max(forward, values["saved_bytes"] + values["backward_transient_bytes"])
-
-
-def _quality(measured: Sequence[float], predicted: Sequence[float], num_fit: int) -> Quality:
-    """Mean absolute relative error, R2 and the worst under-prediction, as fractions of the measured."""
-    pairs = [(m, p) for m, p in zip(measured, predicted, strict=True) if m > 0]
-    if not pairs:
-        return Quality(mape=None, r2=None, max_under=None, num_fit=num_fit, num_held_out=0)
-    truth, guess = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
-    spread = float(((truth - truth.mean()) ** 2).sum())
-    return Quality(
-        mape=_short(float(np.mean(np.abs(truth - guess) / truth))),
-        r2=_short(1.0 - float(((truth - guess) ** 2).sum()) / spread) if spread > 0 else None,
-        max_under=_short(max(0.0, float(np.max((truth - guess) / truth)))),
-        num_fit=num_fit,
-        num_held_out=len(pairs),
-    )
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
 
 
 def _measured_range(profile: Profile, usable: Sequence[ComputeSample]) -> MeasuredRange:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from megagraph_cli.artifacts.cost_model import Quality
 from megagraph_cli.cost.terms import Array
 
 
@@ -45,3 +46,19 @@ def _ranks(values: Sequence[float]) -> Array:
 def short(value: float) -> float:
     """Six digits: more would be noise in an artifact."""
     return float(f"{value:.6g}")
+
+
+def quality(measured: Sequence[float], predicted: Sequence[float], num_fit: int) -> Quality:
+    """Agreement on what was held out, ``num_fit`` others having been fitted; nulls where nothing above 0 was."""
+    pairs = [(truth, guess) for truth, guess in zip(measured, predicted, strict=True) if truth > 0]
+    if not pairs:
+        return Quality(mape=None, r2=None, max_under=None, num_fit=num_fit, num_held_out=0)
+    truth, guess = zip(*pairs, strict=True)
+    r2 = r_squared(truth, guess)
+    return Quality(
+        mape=short(mape(truth, guess)),
+        r2=None if r2 is None else short(r2),
+        max_under=short(max_under(truth, guess)),
+        num_fit=num_fit,
+        num_held_out=len(pairs),
+    )

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from megagraph_cli.artifacts.cost_model import CostModel, Quality
-from megagraph_cli.cost.judge import mape, max_under, r_squared, short
+from megagraph_cli.artifacts.cost_model import CostModel
+from megagraph_cli.cost.judge import quality, short
 from megagraph_cli.cost.partition import Split
 from megagraph_cli.cost.predict import CALIBRATED, Predictor
 from megagraph_cli.cost.setting import Setting
@@ -55,15 +55,15 @@ def learn(fitted: CostModel, runs: Sequence[Run]) -> CostModel:
     predicted = [float(run.predictor.forecast(run.setting, run.split).peak_bytes) for run in runs]
     over = max((peak - guess) / guess for peak, guess in zip(peaks, predicted, strict=True))
     terms = {name: dict(values) for name, values in fitted.terms.items()}
-    terms["calibration"] = {name: float(f"{factor:.6g}") for name, factor in zip(CALIBRATED, factors, strict=True)}
+    terms["calibration"] = {name: short(float(factor)) for name, factor in zip(CALIBRATED, factors, strict=True)}
     terms["margin"]["relative"] = max(terms["margin"]["relative"], math.ceil(max(0.0, over) * 1e6) / 1e6)
-    quality = fitted.quality.model_copy(
+    agreement = fitted.quality.model_copy(
         update={
-            "time": _quality(steps_s, guesses.tolist(), len(runs)),
-            "memory": _quality(peaks, predicted, fitted.quality.memory.num_fit),
+            "time": quality(steps_s, guesses.tolist(), len(runs)),
+            "memory": quality(peaks, predicted, fitted.quality.memory.num_fit),
         }
     )
-    return fitted.model_copy(update={"terms": {name: terms[name] for name in sorted(terms)}, "quality": quality})
+    return fitted.model_copy(update={"terms": {name: terms[name] for name in sorted(terms)}, "quality": agreement})
 
 
 def _factors(runs: Sequence[Run]) -> Array:
@@ -86,14 +86,3 @@ def _step_s(run: Run, factors: Array) -> float:
     cost_model = run.predictor.cost_model.model_copy(update={"terms": terms})
     fresh = replace(run.predictor, cost_model=cost_model, _known={})
     return fresh.step_s(run.setting, run.split)
-
-
-def _quality(measured: Sequence[float], predicted: Sequence[float], num_fit: int) -> Quality:
-    r2 = r_squared(measured, predicted)
-    return Quality(
-        mape=short(mape(measured, predicted)),
-        r2=None if r2 is None else short(r2),
-        max_under=short(max_under(measured, predicted)),
-        num_fit=num_fit,
-        num_held_out=len(measured),
-    )

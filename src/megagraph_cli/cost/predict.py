@@ -79,7 +79,8 @@ class Predictor:
 
     def settings(self, gpus: int, pins: Pins) -> list[Setting]:
         """Every setting of a search, as ``space.settings``."""
-        return settings(self.workload, gpus, pins, hosts_of(gpus, self.cost_model.machine.hosts))
+        machine = self.cost_model.machine
+        return settings(self.workload, gpus, pins, machine.hosts, machine.num_devices // machine.hosts)
 
     def _placement(self, setting: Setting) -> Placement:
         hosts = hosts_of(setting.dims.size, self.cost_model.machine.hosts)

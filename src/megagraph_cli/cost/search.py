@@ -29,7 +29,8 @@ class Found:
 class SearchResult:
     """The best plan, the next best settings (each with its best split), the front, and how many plans there were.
 
-    ``max_gap`` is the most, as a fraction, by which another plan may be faster than the best: 0 where it is proven.
+    ``max_gap`` is the most, as a fraction, by which another plan may be faster than any of these: 0 where all are
+    proven.
     """
 
     best: Found
@@ -44,14 +45,20 @@ def search(predictor: Predictor, gpus: int, mem_bytes: int, pins: Pins, top: int
     """The exact optimum over all plans on ``gpus`` workers of which every stage fits in ``mem_bytes``.
 
     Raises MgraphError: exit 2 for impossible pins, exit 3 where nothing fits, with the smallest limit that does
-    (``minimum_bytes``), exit 4 where a term was never measured.
+    (``minimum_bytes``) and what else would let a plan fit, exit 4 where a term was never measured.
     """
-    return search_candidates(
-        [candidate_of(predictor.tables(setting), pins.layers) for setting in predictor.settings(gpus, pins)],
-        mem_bytes,
-        predictor.overhead_bytes,
-        top,
-    )
+    try:
+        return search_candidates(candidates_of(predictor, gpus, pins), mem_bytes, predictor.overhead_bytes, top)
+    except MgraphError as error:
+        if error.exit_code != EXIT_INFEASIBLE:
+            raise
+        message = error.message + _way_out(predictor, gpus, mem_bytes, pins)
+        raise MgraphError(message, EXIT_INFEASIBLE, **error.details) from error
+
+
+def candidates_of(predictor: Predictor, gpus: int, pins: Pins) -> list[Candidate]:
+    """Every setting of a search. Raises MgraphError: exit 2 for impossible pins, exit 4 for what was not measured."""
+    return [candidate_of(predictor.tables(setting), pins.layers) for setting in predictor.settings(gpus, pins)]
 
 
 def search_candidates(candidates: Sequence[Candidate], mem_bytes: int, overhead_bytes: int, top: int) -> SearchResult:
@@ -62,14 +69,15 @@ def search_candidates(candidates: Sequence[Candidate], mem_bytes: int, overhead_
         raise _infeasible(min(candidate.least_need() for candidate in candidates) + overhead_bytes, mem_bytes)
     contest = _Contest.over(candidates, need_bytes)
     ranked = contest.ranked(need_bytes, max(top, 0) + 1)
-    max_gap = max(candidate.max_gap for candidate in candidates)
+    front = _front(contest, ranked[0])
     return SearchResult(
         best=ranked[0],
         runners_up=ranked[1:],
-        pareto=_front(contest, ranked[0]),
+        pareto=front,
         num_candidates=sum(candidate.num_splits() for candidate in candidates),
         num_feasible=num_feasible,
-        max_gap=max_gap,
+        # Read last: points of the front are answers too, and may run out of work.
+        max_gap=max(candidate.max_gap for candidate in candidates),
     )
 
 
@@ -144,6 +152,25 @@ def _front(contest: _Contest, best: Found) -> list[Found]:
         if not found:
             return front
         front.append(found[0])
+
+
+def _way_out(predictor: Predictor, gpus: int, mem_bytes: int, pins: Pins) -> str:
+    """What but more memory lets a plan fit, to follow the sentence: fewer pins, else twice the workers; or nothing."""
+    need_bytes = mem_bytes - predictor.overhead_bytes
+
+    def fits(workers: int, fewer: Pins) -> bool:
+        try:
+            return any(each.num_within(need_bytes) for each in candidates_of(predictor, workers, fewer))
+        except MgraphError:
+            return False  # cannot be, or was never measured: a search that was told so would fail as well
+
+    given = pins.flags()
+    alone = [f"without --{flag} {said}" for flag, said in given.items() if fits(gpus, pins.without(flag))]
+    if alone:
+        return f", and a plan fits {' or '.join(alone)}"
+    if len(given) > 1 and fits(gpus, Pins()):
+        return f", and a plan fits without {' '.join(f'--{flag} {said}' for flag, said in given.items())}"
+    return f", and a plan fits on --gpus {2 * gpus}" if fits(2 * gpus, pins) else ""
 
 
 def _infeasible(minimum_bytes: int, mem_bytes: int) -> MgraphError:

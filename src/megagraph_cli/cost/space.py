@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.cost.setting import Setting
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.layout.dims import ParallelDims, factorisations
-from megagraph_cli.layout.placement import MESH_ORDERS, Placement, placement
+from megagraph_cli.layout.placement import MESH_ORDERS, Placement, hosts_of, placement
 from megagraph_cli.layout.schedules import SCHEDULES
 
 MOST_GPUS = 4096
@@ -17,6 +17,17 @@ RECOMPUTES = ("none", "full")
 CONTEXTS = ("ring", "allgather")
 MICROBATCHES_PER_STAGE = 4
 """K is tried up to this many times pp: beyond, the pipeline's bubble hardly shrinks."""
+FLAGS = {
+    "pp": "pp",
+    "cp": "cp",
+    "dp": "dp",
+    "microbatches": "num_microbatches",
+    "schedule": "schedule",
+    "recompute": "recompute",
+    "context": "context",
+    "layers": "layers",
+}
+"""Fields of ``Pins`` by the flag that fixes them."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +43,41 @@ class Pins:
     context: str | None = None
     layers: tuple[int, ...] | None = None
 
+    @classmethod
+    def of(cls, setting: Setting, split: tuple[int, ...]) -> Pins:
+        """Pins that leave one plan alone, whatever its mesh order."""
+        dims, count = setting.dims, setting.num_microbatches
+        return cls(dims.pp, dims.cp, dims.dp, count, setting.schedule, setting.recompute, setting.context, split)
 
-def settings(workload: Workload, gpus: int, pins: Pins, hosts: int = 1) -> list[Setting]:
-    """Every setting on ``gpus`` workers of ``hosts``, in the order in which equal ones are preferred.
+    def flags(self) -> dict[str, str]:
+        """What is fixed, by flag, as it is typed."""
+        return {
+            flag: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for flag, name in FLAGS.items()
+            if (value := getattr(self, name)) is not None
+        }
 
-    Raises MgraphError (exit 2) for pins, or a number of workers, that no plan can have.
+    def without(self, flag: str) -> Pins:
+        """The same with one dimension left open."""
+        return replace(self, **{FLAGS[flag]: None})
+
+
+def settings(workload: Workload, gpus: int, pins: Pins, hosts: int = 1, per_host: int = 1) -> list[Setting]:
+    """Every setting on ``gpus`` workers of a machine, in the order in which equal ones are preferred.
+
+    The machine has ``hosts`` with ``per_host`` devices each: workers are shared equally by all of them, or are few
+    enough for one. Raises MgraphError (exit 2) for pins, or a number of workers, that no plan can have.
     """
     if not 1 <= gpus <= MOST_GPUS:
         raise MgraphError(f"--gpus {gpus} is out of range; plan for 1 to {MOST_GPUS} workers")
+    if gpus % hosts and gpus > per_host:
+        raise MgraphError(
+            f"--gpus {gpus} cannot be shared equally by the {hosts} hosts that were measured and is more than the "
+            f"{per_host} devices of one of them; give a multiple of {hosts}, or at most {per_host}"
+        )
     _check_single_pins(workload, gpus, pins)
-    found = sorted(setting for dims in factorisations(gpus) for setting in _settings_of(workload, dims, pins, hosts))
+    spread = hosts_of(gpus, hosts)
+    found = sorted(setting for dims in factorisations(gpus) for setting in _settings_of(workload, dims, pins, spread))
     if not found:
         raise _nothing(workload, gpus, pins)
     return found
@@ -101,6 +137,32 @@ def _microbatch_counts(batch_size: int, dims: ParallelDims, pins: Pins) -> list[
     return [count for count in range(1, most + 1) if replica % count == 0]
 
 
+def as_searched(setting: Setting, hosts: int) -> Setting:
+    """The setting by the name that the search has for it: of names that mean the same on ``hosts`` it tries the first.
+
+    A context of one rank sends nothing, and orders of the axes may lie alike.
+    """
+    dims = setting.dims
+    lies = placement(dims, setting.mesh_order, hosts)
+    alike = (order for order in _orders(dims, hosts) if placement(dims, MESH_ORDERS[order], hosts) == lies)
+    return replace(setting, order=next(alike), context=setting.context if dims.cp > 1 else CONTEXTS[0])
+
+
+def left_out_by(workload: Workload, pins: Pins, setting: Setting, split: tuple[int, ...]) -> str:
+    """What kept the search from a plan, to be said after "but"; empty where it looked at the plan."""
+    has = Pins.of(setting, split).flags()
+    told = " ".join(f"--{flag} {said}" for flag, said in pins.flags().items() if has[flag] != said)
+    if told:
+        return f"the search was told {told}"
+    batch_size, dims, count = workload.batch.batch_size, setting.dims, setting.num_microbatches
+    if count not in _microbatch_counts(batch_size, dims, pins):
+        return (
+            f"of micro-batches the search tries divisors of {-(-batch_size // dims.dp)} up to "
+            f"{MICROBATCHES_PER_STAGE * dims.pp}, and others where it is told --microbatches {count}"
+        )
+    return ""
+
+
 def _check_single_pins(workload: Workload, gpus: int, pins: Pins) -> None:
     """Pins that are wrong whatever the others say."""
     limits = {
@@ -144,17 +206,7 @@ def _check_layers(workload: Workload, gpus: int, layers: tuple[int, ...]) -> Non
 
 def _nothing(workload: Workload, gpus: int, pins: Pins) -> MgraphError:
     """Why no setting is left, as far as one sentence can say it."""
-    given = {
-        "pp": pins.pp,
-        "cp": pins.cp,
-        "dp": pins.dp,
-        "microbatches": pins.num_microbatches,
-        "schedule": pins.schedule,
-        "recompute": pins.recompute,
-        "context": pins.context,
-        "layers": None if pins.layers is None else ",".join(map(str, pins.layers)),
-    }
-    said = " ".join(f"--{flag} {value}" for flag, value in given.items() if value is not None)
+    said = " ".join(f"--{flag} {value}" for flag, value in pins.flags().items())
     if not said:
         limits = (
             f"{workload.model.num_layers} layers, {workload.batch.rows().sequence_rows} rows and "

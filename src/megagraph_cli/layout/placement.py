@@ -24,7 +24,10 @@ class Placement:
 
 
 def hosts_of(gpus: int, hosts: int) -> int:
-    """Over how many of a machine's hosts a plan spreads: all of them, or one where these cannot share it equally."""
+    """Over how many of a machine's hosts a plan spreads: all of them, or one where these cannot share it equally.
+
+    That one must have so many devices: ``cost.space.settings`` refuses others.
+    """
     return hosts if gpus % hosts == 0 else 1
 
 
