@@ -58,6 +58,8 @@ class Planted:
     p2p_byte_s: float = 1e-9
     reduce_hop_s: float = 6e-5
     reduce_byte_s: float = 8e-10
+    join_hop_s: float = 9e-5
+    join_byte_s: float = 1.3e-9
     construct_target_s: float = 4e-6
     gather_target_s: float = 1e-6
     layer_row_bytes: float = 900.0
@@ -211,6 +213,8 @@ def _comm(truth: Planted, gpus: int) -> list[CommSample]:
         for group in range(2, gpus + 1):
             seconds = truth.reduce_hop_s * (group - 1) + truth.reduce_byte_s * 2 * (group - 1) / group * size
             samples.append(_message("all_reduce", "dp", group, size, seconds))
+            seconds = truth.join_hop_s * (group - 1) + truth.join_byte_s * (group - 1) / group * size
+            samples.append(_message("all_gather", "dp", group, size, seconds))
     return samples
 
 

@@ -33,7 +33,7 @@ def stretched(sample: Any, factor: float) -> Any:
 def two_hosts(*, p2p: float = 1.0, reduce: float = 1.0, ring: float = 1.0) -> Profile:
     """Four workers on two hosts; what the network between these takes, as multiples of what a host takes."""
     one = planted.profile(gpus=4)
-    slow = {"p2p": p2p, "all_reduce": reduce}
+    slow = {"p2p": p2p, "all_reduce": reduce, "all_gather": reduce}
     comm = [each for each in one.comm if each.group_size == 2]
     comm += [stretched(each, slow[each.op]) for each in one.comm if each.group_size % 2 == 0]
     compute = [each for each in one.compute if each.cp <= 2]
