@@ -67,7 +67,7 @@ def plan_for(hosts: Sequence[Host], folders: Sequence[Path], name: str) -> dict[
     alone(["fit", f"{name}-profile.json", "-o", f"{name}-model.json"], folders[0])
     plan = alone(["search", "--cost-model", f"{name}-model.json", "-o", f"{name}.json"], folders[0])
     measured = json.loads((folders[0] / f"{name}-profile.json").read_text(encoding="utf-8"))
-    for op in ("p2p", "all_reduce"):
+    for op in ("p2p", "all_reduce", "all_gather"):
         found = [each for each in measured["comm"] if each["op"] == op and each["group_size"] == 2]
         most = {each["link"]: each["time_s"] for each in found if each["message_bytes"] == 1 << 22}
         print(f"{name}: 4 MiB {op} over 2 ranks: " + ", ".join(f"{k} {1e3 * v:.1f} ms" for k, v in most.items()))

@@ -27,6 +27,7 @@ from megagraph_cli.cost.judge import mape, r_squared
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.setting import Setting
 
+NO_FEATURES = "dataset.name=synthetic:nodes=20000,edges=80000,classes=5"
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     # name: (workers, changes of the demo recipe)
     "one": (1, ("model.num_layers=4", "batch.batch_size=128")),
@@ -35,6 +36,8 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "two-small": (2, ("model.num_layers=3", "batch.batch_size=64", "model.hidden_dim=64", "model.ffn_dim=64")),
     "two-long": (2, ("model.num_layers=6", "batch.batch_size=64", "batch.num_sampled=60", "batch.num_super=3")),
     "two-wide": (2, ("model.num_layers=12", "batch.batch_size=96", "model.hidden_dim=64", "model.ffn_dim=128")),
+    "one-table": (1, (NO_FEATURES, "model.num_layers=3", "batch.batch_size=512")),
+    "two-table": (2, (NO_FEATURES, "model.num_layers=3", "batch.batch_size=1024")),
     "four": (4, ("model.num_layers=8", "batch.batch_size=256")),
     "four-long": (4, ("model.num_layers=6", "batch.batch_size=64", "batch.num_sampled=45")),
     "four-wide": (4, ("model.num_layers=10", "batch.batch_size=128", "model.hidden_dim=64", "model.ffn_dim=64")),

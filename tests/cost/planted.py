@@ -58,6 +58,8 @@ class Planted:
     p2p_byte_s: float = 1e-9
     reduce_hop_s: float = 6e-5
     reduce_byte_s: float = 8e-10
+    join_hop_s: float = 9e-5
+    join_byte_s: float = 1.3e-9
     construct_target_s: float = 4e-6
     gather_target_s: float = 1e-6
     layer_row_bytes: float = 900.0
@@ -141,7 +143,7 @@ def stretched(sample: Any, factor: float) -> Any:
 def two_hosts(*, p2p: float = 1.0, reduce: float = 1.0, ring: float = 1.0) -> Profile:
     """Four workers on two hosts; what the network between these takes, as multiples of what a host takes."""
     one = profile(gpus=4)
-    slow = {"p2p": p2p, "all_reduce": reduce}
+    slow = {"p2p": p2p, "all_reduce": reduce, "all_gather": reduce}
     comm = [each for each in one.comm if each.group_size == 2]
     comm += [stretched(each, slow[each.op]) for each in one.comm if each.group_size % 2 == 0]
     compute = [each for each in one.compute if each.cp <= 2]
@@ -233,6 +235,8 @@ def _comm(truth: Planted, gpus: int) -> list[CommSample]:
         for group in range(2, gpus + 1):
             seconds = truth.reduce_hop_s * (group - 1) + truth.reduce_byte_s * 2 * (group - 1) / group * size
             samples.append(_message("all_reduce", "dp", group, size, seconds))
+            seconds = truth.join_hop_s * (group - 1) + truth.join_byte_s * (group - 1) / group * size
+            samples.append(_message("all_gather", "dp", group, size, seconds))
     return samples
 
 

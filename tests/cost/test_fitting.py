@@ -66,6 +66,8 @@ def test_planted_time_coefficients_are_recovered() -> None:
     assert terms["p2p_s"] == pytest.approx({"call": truth.p2p_call_s, "bytes": truth.p2p_byte_s}, rel=EXACT)
     assert terms["all_reduce_s"]["hop"] == pytest.approx(truth.reduce_hop_s, rel=EXACT)
     assert terms["all_reduce_s"]["bytes"] == pytest.approx(truth.reduce_byte_s, rel=EXACT)
+    assert terms["all_gather_s"]["hop"] == pytest.approx(truth.join_hop_s, rel=EXACT)
+    assert terms["all_gather_s"]["bytes"] == pytest.approx(truth.join_byte_s, rel=EXACT)
     assert terms["construct_s"]["targets"] == pytest.approx(truth.construct_target_s, rel=EXACT)
     assert terms["optimizer_s"]["optimizer.bytes"] == pytest.approx(truth.optimizer_byte_s, rel=EXACT)
 

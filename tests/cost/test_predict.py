@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from megagraph_cli.cost.fitting import fit
 from megagraph_cli.cost.memory import messages_down
 from megagraph_cli.cost.predict import Predictor
-from megagraph_cli.cost.setting import Setting
+from megagraph_cli.cost.setting import Setting, role_of
+from megagraph_cli.cost.touched import Touched
+from megagraph_cli.errors import EXIT_STALE, MgraphError
 from megagraph_cli.layout.dims import ParallelDims
 from megagraph_cli.layout.schedules import SCHEDULES
 from tests.cost import planted
@@ -66,25 +69,85 @@ def test_boundary_bytes_are_those_of_the_largest_phase(predictor: Predictor) -> 
     assert all(stage.memory_bytes["boundary"] % x_bytes == 0 for stage in forecast.stages)
 
 
-def test_a_table_has_no_gradient_of_its_size_and_sends_its_touched_rows() -> None:
-    profile = planted.profile()
-    cost_model = fit(profile)
-    work = planted.workload(12, 256)
+def with_table(predictor: Predictor, nodes: int, **terms: dict[str, float]) -> Predictor:
+    """The predictor of the same workload with a table of so many nodes (and 200 clusters) beside the features."""
+    work = predictor.workload
     assert work.graph is not None
-    tables = [
-        Predictor(
-            cost_model,
-            work.model_copy(update={"graph": work.graph.model_copy(update={"nodes": nodes}), "model": model}),
-        )
-        for model in [work.model.model_copy(update={"embedding": "both"})]
-        for nodes in (10**6, 10**7)
-    ]
+    graph = work.graph.model_copy(update={"nodes": nodes})
+    model = work.model.model_copy(update={"embedding": "both"})
+    cost_model = predictor.cost_model.model_copy(update={"terms": {**predictor.terms, **terms}})
+    return Predictor(cost_model, work.model_copy(update={"graph": graph, "model": model}))
+
+
+def test_a_table_has_no_gradient_of_its_size(predictor: Predictor) -> None:
     setting = Setting(ParallelDims(1, 2, 1), 1, "gpipe")
-    small, large = (predictor.forecast(setting, (12,)) for predictor in tables)
-    for term, times in (("parameters", 1), ("gradients", 0), ("optimizer", 2)):
+    small, large = (with_table(predictor, nodes).forecast(setting, (12,)) for nodes in (10**6, 10**7))
+    # Two moments, and for each row how often it was updated.
+    for term, row_bytes in (("parameters", 32 * 4), ("gradients", 0), ("optimizer", 2 * 32 * 4 + 4)):
         more = large.stages[0].memory_bytes[term] - small.stages[0].memory_bytes[term]
-        assert more == times * 9 * 10**6 * 32 * 4, term
-    assert large.step_s == small.step_s
+        assert more == 9 * 10**6 * row_bytes, term
+    # Of some two thousand rows a few are looked up twice in the smaller one.
+    assert small.step_s <= large.step_s <= small.step_s * (1 + 1e-3)
+
+
+def test_the_touched_rows_of_a_table_are_gathered(predictor: Predictor) -> None:
+    """Three replicas of 86 targets look up 17 rows each, of more than there are chances to meet one twice."""
+    truth, setting = planted.Planted(), Setting(ParallelDims(1, 3, 1), 1, "gpipe")
+    first, layers = role_of(0, 1), np.array([12.0])
+    seconds = [
+        float(each.tail_parts(setting, first, layers)["reduction"][0])
+        for each in (predictor, with_table(predictor, 10**9))
+    ]
+    rows = 86 * 17
+    expected = 2 * truth.reduce_hop_s + truth.reduce_byte_s * 4 / 3 * 8  # how many rows: one number
+    # All ids at once; 1462 rows of 32 numbers are less than a piece.
+    expected += 2 * 2 * truth.join_hop_s + truth.join_byte_s * 2 / 3 * 3 * rows * (8 + 32 * 4)
+    assert seconds[1] - seconds[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_gather_that_was_never_measured_is_missed_by_who_needs_it_alone(predictor: Predictor) -> None:
+    terms = {name: values for name, values in predictor.terms.items() if name != "all_gather_s"}
+    older = Predictor(predictor.cost_model.model_copy(update={"terms": terms}), predictor.workload)
+    spread, staged = Setting(ParallelDims(1, 2, 1), 1, "gpipe"), Setting(ParallelDims(2, 1, 1), 1, "gpipe")
+    older.forecast(spread, (12,))
+    table = with_table(older, 10**6)
+    table.forecast(staged, (6, 6))
+    with pytest.raises(MgraphError, match=r"all_gather_s.*`mgraph profile --dataset demo .*--gpus 4`") as caught:
+        table.forecast(spread, (12,))
+    assert caught.value.exit_code == EXIT_STALE
+
+
+def test_touched_rows_are_held_once_and_what_is_made_of_them_piece_by_piece() -> None:
+    alone, few, many = (Touched(300, sharers, 1000, 32, 4) for sharers in (1, 3, 4))
+    row = 32 * 4 + 8
+    for each, summed in ((alone, 300), (few, 900), (many, 1000)):
+        assert (each.passing_bytes, each.summed_bytes) == (300 * row, summed * row)
+    assert (alone.gathers, alone.gathered_bytes, alone.exchange_bytes) == (0, 0, 0)
+    assert (few.gathers, few.gathered_bytes) == (1, 3 * 300 * 32 * 4)
+    assert few.exchange_bytes == 300 * row + 3 * 300 * 8 + 2 * 3 * 300 * 32 * 4
+    assert alone.update_bytes == 300 * (4 * 32 * 4 + 40)
+    # 300 rows of 10,000 numbers are 46 pieces of 65,536 and more: seven rows in each.
+    wide = Touched(300, 4, 1000, 10_000, 4)
+    assert (wide.gathers, wide.gathered_bytes) == (46, 4 * 7 * 10_000 * 4)
+    assert wide.update_bytes == 16 * (4 * 10_000 * 4 + 40)  # a 64th of 1000 rows
+    nothing = Touched()
+    assert (nothing.passing_bytes, nothing.summed_bytes, nothing.exchange_bytes, nothing.update_bytes) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("dims", [ParallelDims(1, 1, 1), ParallelDims(1, 4, 1), ParallelDims(2, 2, 1)], ids=str)
+def test_a_peak_is_its_largest_phase_whatever_touches_the_table(predictor: Predictor, dims: ParallelDims) -> None:
+    """The peak that the search weighs is the one that the plan tells of, term by term."""
+    phases = set()
+    for nodes, work in itertools.product((10**3, 10**8), (predictor.workload, planted.workload(12, 2**15))):
+        table = with_table(replace(predictor, workload=work, _known={}, _sizes={}), nodes)
+        for count in (1, 64, 4096):
+            setting = Setting(dims, count, "gpipe")
+            memory = table.memory(setting, role_of(0, dims.pp), np.array([1.0]))
+            terms = memory.at_peak(count, 1)
+            assert terms["touched"] > 0
+            assert memory.peak(count, 1).tolist() == [sum(terms.values())]
+            phases.add("activations" in terms)
+    assert phases == {True, False}
 
 
 def test_1f1b_holds_fewer_micro_batches_on_late_stages(predictor: Predictor) -> None:

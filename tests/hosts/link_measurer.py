@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from bench.parts.slow_link import limit
 
-from megagraph_cli.runtime.measure_links import measure_all_reduce, measure_p2p
+from megagraph_cli.runtime.measure_links import measure_all_gather, measure_all_reduce, measure_p2p
 
 BYTES_PER_S, MESSAGE_BYTES = 10e6, 1 << 20
 
@@ -21,6 +21,7 @@ def main() -> None:
     samples = [
         measure_p2p(cpu, MESSAGE_BYTES, (0, 1), "network"),
         measure_all_reduce(cpu, dist.group.WORLD, 2, MESSAGE_BYTES, "network"),
+        measure_all_gather(cpu, dist.group.WORLD, 2, 2 * MESSAGE_BYTES, "network"),
     ]
     print(json.dumps([sample.model_dump(mode="json") for sample in samples]))
     dist.destroy_process_group()

@@ -23,5 +23,6 @@ def test_a_limited_link_is_seen() -> None:
     assert first == second  # the slowest rank's
     for sample in map(CommSample.model_validate, first):
         assert sample.link == "network"
-        # Two ranks send each other all of a message in a sum, in halves: no faster than the link takes one message.
+        # Two ranks send each other all of a message in a sum, in halves, and each its own one in a gather: no faster
+        # than the link takes one message.
         assert sample.time_s >= (MESSAGE_BYTES - BURST_BYTES) / BYTES_PER_S

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from megagraph_cli.layout import pieces
 from megagraph_cli.parallel.row_adamw import RowAdamW
 from megagraph_cli.parallel.table import TouchedRows
 
@@ -38,13 +40,13 @@ def dense_rows(updates: list[list[int]], grads: list[Tensor]) -> Tensor:
     return torch.stack(out)
 
 
-def run(updates: list[list[int]], grads: list[Tensor], *, unused: int = 0) -> tuple[RowAdamW, Tensor]:
+def run(updates: list[list[int]], grads: list[Tensor], *, unused: int = 0, in_use: int = 1) -> tuple[RowAdamW, Tensor]:
     parameter = table()
     optimizer = RowAdamW(parameter, weight_decay=DECAY)
     for touched, grad in zip(updates, grads, strict=True):
         ids = torch.tensor(touched + [ROWS] * unused)
         rows = torch.cat((grad[touched], torch.zeros(unused, DIM, dtype=torch.float64)))
-        optimizer.step(TouchedRows(ids, rows), LR)
+        optimizer.step(TouchedRows(ids, rows, min(in_use, len(touched))), LR)
     return optimizer, parameter.detach()
 
 
@@ -74,3 +76,15 @@ def test_slots_that_are_not_used_change_nothing() -> None:
     assert torch.equal(expected, got)
     for name, state in plain.state().items():
         assert torch.equal(state, padded.state()[name]), name
+
+
+@pytest.mark.parametrize("unused", [0, 4])
+def test_pieces_of_the_rows_move_them_as_all_at_once(monkeypatch: pytest.MonkeyPatch, unused: int) -> None:
+    updates, grads = [[0, 2, 5], [6], [0, 1, 2, 3, 4, 5, 6]], gradients(3)
+    whole, expected = run(updates, grads)
+    monkeypatch.setattr(pieces, "PIECE", DIM * 2)
+    parts, got = run(updates, grads, unused=unused, in_use=ROWS)
+    # float64; how long a piece is may change how its elements are worked on, by a rounding.
+    assert float((got - expected).abs().max()) <= TOLERANCE
+    for name, state in whole.state().items():
+        assert float((state - parts.state()[name]).abs().max()) <= TOLERANCE, name

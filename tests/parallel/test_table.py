@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from megagraph_cli.layout.dims import AXES, ParallelDims
 from megagraph_cli.parallel.mesh import build_mesh
-from megagraph_cli.parallel.table import TableGradient, count_distinct, sum_by_row
+from megagraph_cli.parallel.table import TableGradient, TouchedRows, distinct_rows
 from tests.ranks import run_ranks
+from tests.runtime.small import one_rank
 
 ROWS, DIM = 11, 3
 # float64: sums of at most six numbers of size one.
@@ -30,22 +33,25 @@ def plain_sum(ids: Tensor, rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 40])
-def test_rows_of_equal_id_are_added_up(count: int) -> None:
-    generator = torch.Generator().manual_seed(count)
-    ids = torch.randint(0, ROWS + 1, (count,), generator=generator)
-    rows = torch.randn(count, DIM, generator=generator, dtype=torch.float64)
-    rows[ids == ROWS] = 0
-    distinct = ids.unique()
-    real = distinct[distinct < ROWS]
-    assert int(count_distinct(ids)) == distinct.numel()
-    for size in {real.numel(), distinct.numel(), ROWS, 50}:
-        touched = sum_by_row(ids, rows, ROWS, size)
-        assert touched.ids.shape == (size,)
-        assert touched.rows.shape == (size, DIM)
-        assert touched.ids[: real.numel()].tolist() == real.tolist()
-        assert touched.ids[real.numel() :].tolist() == [ROWS] * (size - real.numel())
-        assert not touched.rows[real.numel() :].any()
-        assert float((plain_sum(touched.ids, touched.rows) - plain_sum(ids, rows)).abs().max()) <= TOLERANCE
+def test_distinct_rows_are_each_there_once_and_counted(count: int) -> None:
+    ids = torch.randint(0, ROWS + 1, (count,), generator=torch.Generator().manual_seed(count))
+    real = [row for row in range(ROWS) if row in ids.tolist()]
+    distinct, number = distinct_rows(ids, ROWS)
+    assert distinct.tolist() == real + [ROWS] * (min(count, ROWS) - len(real))
+    assert number.tolist() == [len(real)]
+
+
+def test_rows_are_added_to_those_of_their_ids_and_those_of_no_row_change_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for held in ([1, 4, 9, ROWS], list(range(ROWS))):
+        touched = TouchedRows(torch.tensor(held), torch.zeros(len(held), DIM, dtype=torch.float64))
+        expected = torch.zeros(ROWS, DIM, dtype=torch.float64)
+        for ids in ([9, 1], [ROWS, 4, ROWS], [], [1, 4, 9, ROWS]):
+            rows = torch.randn(len(ids), DIM, generator=generator, dtype=torch.float64)
+            rows[torch.tensor(ids, dtype=torch.int64) == ROWS] = 0
+            touched.add(torch.tensor(ids, dtype=torch.int64), rows)
+            expected += plain_sum(torch.tensor(ids), rows)
+        assert float((plain_sum(touched.ids, touched.rows) - expected).abs().max()) <= TOLERANCE
 
 
 def weight(rank: int, microbatch: int, count: int) -> Tensor:
@@ -92,13 +98,19 @@ def test_every_rank_has_the_sum_of_all_to_the_last_bit(dims: ParallelDims) -> No
         assert abs(square - (0.0 if rank else float(whole.square().sum()))) <= TOLERANCE * 100
 
 
+def test_a_table_that_nobody_needs_is_gone() -> None:
+    table = nn.Parameter(torch.zeros(ROWS, DIM))
+    with one_rank():
+        gradient = TableGradient(table, build_mesh(ParallelDims(1, 1, 1), AXES, "cpu"))
+    left = weakref.ref(table)
+    del table, gradient
+    gc.collect()
+    assert left() is None
+
+
 def test_one_rank_gathers_nothing_and_holds_the_touched_rows_alone() -> None:
-    dims = ParallelDims(1, 1, 1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        dense, ids, square, held_bytes = reduced(0, dims)
-    finally:
-        dist.destroy_process_group()
+    with one_rank():
+        dense, ids, square, held_bytes = reduced(0, ParallelDims(1, 1, 1))
     whole = expected(range(1))
     assert ids.tolist() == [1, 4, 9, 10]
     assert held_bytes == 4 * DIM * 8

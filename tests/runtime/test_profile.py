@@ -68,7 +68,7 @@ def test_a_quick_profile_measures_every_module_at_every_size(profile: Profile) -
     assert {s.num_layers for s in profile.compute if s.module == "optimizer"} == {1, 2, 8}
     assert {s.op for s in profile.host} == {"construct", "gather"}
     assert {s.cp for s in profile.compute} == {1, 2}
-    assert {(s.op, s.group_size) for s in profile.comm} == {("p2p", 2), ("all_reduce", 2)}
+    assert {(s.op, s.group_size) for s in profile.comm} == {("p2p", 2), ("all_reduce", 2), ("all_gather", 2)}
     assert all(s.time_s > 0 for s in profile.comm)
     assert profile.machine.num_devices == 2
     assert 0 < profile.machine.overhead_bytes < profile.machine.memory_bytes

@@ -62,12 +62,13 @@ class ComputeSample(Part):
 
 
 class CommSample(Part):
-    """One communication measured: ``p2p`` (one message to a neighbour) or ``all_reduce`` over a group.
+    """One communication measured: ``p2p`` (one message to a neighbour), ``all_reduce`` or ``all_gather`` over a group.
 
-    Over the network as many groups at once as a plan whose outermost axis crosses hosts would have.
+    ``message_bytes`` is what every rank has in the end; of what is gathered it gave its own share. Over the network as
+    many groups at once as a plan whose outermost axis crosses hosts would have.
     """
 
-    op: Literal["p2p", "all_reduce"]
+    op: Literal["p2p", "all_reduce", "all_gather"]
     axis: Literal["pp", "dp", "cp"]
     group_size: int = Field(ge=2)
     link: Link

@@ -210,15 +210,14 @@ def _extrapolated(predictor: Predictor, best: Found, gpus: int) -> list[Extrapol
 
 
 def _largest_message(predictor: Predictor, best: Found) -> int:
-    """Bytes of a step's largest message: a boundary activation, or a stage's gradients summed over dp x cp."""
+    """Bytes of a step's largest message: a boundary activation, or what is summed or gathered over dp x cp."""
     setting, dims = best.setting, best.setting.dims
     messages = [0]
     if dims.pp > 1:
         messages.append(boundary_bytes(predictor.workload, predictor.size(setting)))
     if dims.dp * dims.cp > 1:
-        held = [
-            predictor.reduced_bytes(setting, role_of(stage, dims.pp), np.array([float(layers)]))
-            for stage, layers in enumerate(best.choice.split)
-        ]
-        messages.append(math.ceil(max(each[0] for each in held)))
+        for stage, layers in enumerate(best.choice.split):
+            role = role_of(stage, dims.pp)
+            messages.append(math.ceil(predictor.reduced_bytes(role, np.array([float(layers)]))[0]))
+            messages.append(predictor.touched(setting, role).gathered_bytes)
     return max(messages)

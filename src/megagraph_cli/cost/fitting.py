@@ -31,7 +31,9 @@ from megagraph_cli.cost.terms import (
     profile_call,
 )
 
-LINK_TIMES = frozenset(f"{over(link, op)}_s" for op in ("p2p", "all_reduce") for link in ("host", "network"))
+LINK_TIMES = frozenset(
+    f"{over(link, op)}_s" for op in ("p2p", "all_reduce", "all_gather") for link in ("host", "network")
+)
 TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "construct_s", "gather_s"}) | LINK_TIMES
 PASSES = ("forward_s", "backward_s")
 MARGIN_FOLDS = 4

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from megagraph_cli.cost.floors import FLOORS, with_floor
 from megagraph_cli.cost.terms import Array, Size, evaluate, part_regressors
+from megagraph_cli.cost.touched import Touched
 
 Bytes = dict[str, int]
 OPTIMIZER_MOMENTS = 2
@@ -25,6 +26,7 @@ class RoleMemory:
     ``standing`` by term: alive all through a step; ``batch``: for each of the K micro-batches; ``received`` and
     ``returned``: one x from the stage before and one gradient of x from the stage after; ``saved``: for every
     micro-batch in flight; ``forward`` and ``backward``: while one goes through; ``optimizer``: while it steps.
+    ``touched``: the rows of a table that a step touches.
     """
 
     standing: Mapping[str, Array]
@@ -35,14 +37,17 @@ class RoleMemory:
     forward: Array
     backward: Array
     optimizer: Array
+    touched: Touched
 
     def peak(self, num_microbatches: int, in_flight: int) -> NDArray[np.int64]:
         """Largest phase, whole bytes, every term rounded up."""
         forward, backward = self._boundaries(num_microbatches, in_flight)
-        waiting = _whole(in_flight * self.saved)
+        waiting, touched = _whole(in_flight * self.saved), self.touched
         passing = np.maximum(_whole(forward) + _whole(self.forward), _whole(backward) + _whole(self.backward))
         always = sum(map(_whole, self.standing.values()), start=_whole(num_microbatches * self.batch))
-        return np.asarray(always + np.maximum(waiting + passing, _whole(self.optimizer)), dtype=np.int64)
+        beside_sum = np.maximum(touched.exchange_bytes, np.maximum(_whole(self.optimizer), touched.update_bytes))
+        phases = np.maximum(touched.passing_bytes + waiting + passing, touched.summed_bytes + beside_sum)
+        return np.asarray(always + phases, dtype=np.int64)
 
     def at_peak(self, num_microbatches: int, in_flight: int) -> Bytes:
         """Bytes by term in the largest phase, for a single number of layers."""
@@ -51,17 +56,20 @@ class RoleMemory:
         return max(whole, key=lambda terms: sum(terms.values()))
 
     def _phases(self, num_microbatches: int, in_flight: int) -> list[dict[str, Array]]:
-        """Bytes by term while a micro-batch goes forward, while one comes back, and while the optimizer steps.
+        """Bytes by term while a micro-batch goes forward, one comes back, gradients are summed, the optimizer steps.
 
-        Gradients are summed in place, so their reduction is never the largest.
+        Dense gradients are summed in place: only the rows of a table can make their reduction the largest.
         """
         always = {**self.standing, "batch": num_microbatches * self.batch}
         waiting = {"activations": in_flight * self.saved}
         forward, backward = self._boundaries(num_microbatches, in_flight)
+        rows = self.touched
+        passing, summed = _named(rows.passing_bytes), _named(rows.summed_bytes)
         return [
-            always | {"boundary": forward} | waiting | {"working": self.forward},
-            always | {"boundary": backward} | waiting | {"working": self.backward},
-            always | {"working": self.optimizer},
+            always | {"boundary": forward} | waiting | passing | {"working": self.forward},
+            always | {"boundary": backward} | waiting | passing | {"working": self.backward},
+            always | summed | {"working": np.asarray(float(rows.exchange_bytes))},
+            always | summed | {"working": np.maximum(self.optimizer, rows.update_bytes)},
         ]
 
     def _boundaries(self, num_microbatches: int, in_flight: int) -> tuple[Array, Array]:
@@ -83,6 +91,11 @@ def messages_down(in_flight: int, num_microbatches: int, phase: Phase) -> int:
     return min(in_flight + (3 if phase == "forward" else 2), num_microbatches)
 
 
+def _named(touched_bytes: int) -> dict[str, Array]:
+    """A term of stages that have a table, and of no other."""
+    return {"touched": np.asarray(float(touched_bytes))} if touched_bytes else {}
+
+
 def _whole(value: Array) -> NDArray[np.int64]:
     return np.asarray(np.ceil(value), dtype=np.int64)
 
@@ -94,6 +107,7 @@ def stage_bytes(
     parts: Sequence[str],
     parameters: Array,
     table: int,
+    touched: Touched,
     received: int,
     returned: int,
     remedy: str,
@@ -102,7 +116,7 @@ def stage_bytes(
 
     ``received`` and ``returned`` are the bytes that come from the stage before and the stage after for one
     micro-batch. Gradients live in one flat buffer for the whole run, but for those of the ``table`` bytes of node
-    embeddings, of which only the rows that a step touches exist.
+    embeddings, of which only the rows that a step touches exist, for the step: ``touched``.
     """
     middle = np.asarray(size.layers, dtype=float)
     one = np.ones_like(middle)
@@ -128,7 +142,7 @@ def stage_bytes(
         standing={
             "parameters": parameters,
             "gradients": parameters - table,
-            "optimizer": OPTIMIZER_MOMENTS * parameters,
+            "optimizer": OPTIMIZER_MOMENTS * parameters + touched.counts_bytes,
         },
         batch=_batch_bytes({part: value("batch_bytes", part) for part in parts}) * one,
         received=received * one,
@@ -137,6 +151,7 @@ def stage_bytes(
         forward=np.maximum(forward - saved, 0.0),
         backward=np.maximum(backward - saved, 0.0),
         optimizer=step * one,
+        touched=touched,
     )
 
 

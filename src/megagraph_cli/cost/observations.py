@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megagraph_cli.artifacts.profile import ComputeSample, Profile
+from megagraph_cli.artifacts.profile import CommSample, ComputeSample, Profile
 from megagraph_cli.cost.terms import (
     Regressors,
     Size,
+    all_gather_regressors,
     all_reduce_regressors,
     host_regressors,
     over,
@@ -80,17 +81,20 @@ def compute_observations(samples: Sequence[ComputeSample], pool: float) -> list[
 
 
 def link_observations(profile: Profile) -> list[Observation]:
-    """Messages to a neighbour and sums over groups."""
+    """Messages to a neighbour, sums over groups and gathers in them."""
     found = []
     for sample in profile.comm:
         place = (sample.group_size, sample.message_bytes)
-        if sample.op == "p2p":
-            regressors = p2p_regressors(sample.message_bytes)
-        else:
-            regressors = all_reduce_regressors(sample.message_bytes, sample.group_size)
         name = over(sample.link, sample.op)
-        found.append(Observation(f"{name}_s", name, place, regressors, sample.time_s))
+        found.append(Observation(f"{name}_s", name, place, _link_regressors(sample), sample.time_s))
     return found
+
+
+def _link_regressors(sample: CommSample) -> Regressors:
+    if sample.op == "p2p":
+        return p2p_regressors(sample.message_bytes)
+    of_group = {"all_reduce": all_reduce_regressors, "all_gather": all_gather_regressors}[sample.op]
+    return of_group(sample.message_bytes, sample.group_size)
 
 
 def host_observations(profile: Profile) -> list[Observation]:

@@ -21,8 +21,11 @@ from megagraph_cli.cost.simulate import simulate
 from megagraph_cli.cost.space import Pins, settings
 from megagraph_cli.cost.terms import (
     Array,
+    Regressors,
     Size,
+    all_gather_regressors,
     all_reduce_regressors,
+    distinct,
     evaluate,
     host_regressors,
     over,
@@ -31,6 +34,7 @@ from megagraph_cli.cost.terms import (
     pool_of,
     profile_call,
 )
+from megagraph_cli.cost.touched import Touched
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
 from megagraph_cli.layout.dims import AXES
 from megagraph_cli.layout.parameters import ParameterCounts
@@ -151,25 +155,19 @@ class Predictor:
         held = self._counts.of_stage(layers, first=role.first, last=role.last)
         return held * self.workload.itemsize_bytes
 
-    def _touched_bytes(self, setting: Setting) -> int:
-        """At most these bytes of a table's gradient rows, with their ids, a rank of the first stage has in a step."""
+    def touched(self, setting: Setting, role: Role) -> Touched:
+        """The rows of its table that a rank of a stage touches in a step: no more than even draws would."""
         model = self.workload.model
+        table_rows = self._counts.table // model.hidden_dim
+        if not (role.first and table_rows):
+            return Touched()
         lookups = self.size(setting).tokens * setting.num_microbatches
-        rows = min(lookups, self._counts.table // model.hidden_dim)
-        return rows * (ID_BYTES + model.hidden_dim * self.workload.itemsize_bytes)
+        rows, sharers = math.ceil(distinct(lookups, table_rows)), setting.dims.dp * setting.dims.cp
+        return Touched(rows, sharers, table_rows, model.hidden_dim, self.workload.itemsize_bytes)
 
-    def _dense_bytes(self, role: Role, layers: Array) -> Array:
-        """Bytes of a stage's weights without the table of node embeddings."""
+    def reduced_bytes(self, role: Role, layers: Array) -> Array:
+        """Bytes of a stage's gradients that are summed over dp x cp: all but those of its table of node embeddings."""
         return self.parameters_bytes(role, layers) - self._counts.table * self.workload.itemsize_bytes * role.first
-
-    def reduced_bytes(self, setting: Setting, role: Role, layers: Array) -> Array:
-        """Bytes of the message whose sum over dp x cp moves what a stage's gradients move.
-
-        Those of a table are its touched rows, which are gathered: n bytes from each of g ranks move what a sum of
-        g n / 2 moves.
-        """
-        sharers = setting.dims.dp * setting.dims.cp
-        return self._dense_bytes(role, layers) + sharers * self._touched_bytes(setting) * role.first / 2
 
     def tail_s(self, setting: Setting, role: Role, layers: Array) -> Array:
         """Seconds after the pipeline, for each number of layers."""
@@ -183,13 +181,17 @@ class Predictor:
         """
         dims, zero = setting.dims, np.zeros(len(layers))
         sharers = dims.dp * dims.cp
-        held, rows = self._dense_bytes(role, layers), self._touched_bytes(setting) * role.first
-        regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held + sharers * rows))
+        held, touched = self.reduced_bytes(role, layers), self.touched(setting, role)
+        regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held + touched.summed_bytes))
         parts = {"optimizer": zero + evaluate(self.terms, "optimizer_s", regressors, remedy=self.remedy())}
         if sharers > 1:
-            parts["reduction"] = zero + self._all_reduce_s(
-                self.reduced_bytes(setting, role, layers), sharers, self._link(setting, "dp", "cp")
-            )
+            link = self._link(setting, "dp", "cp")
+            parts["reduction"] = zero + self._all_reduce_s(held, sharers, link)
+            if touched.gathers:
+                # How many rows is agreed on first, by a sum that is all latency.
+                parts["reduction"] += self._all_reduce_s(ID_BYTES, sharers, link)
+                parts["reduction"] += self._all_gather_s(touched.gathered_ids_bytes, sharers, link)
+                parts["reduction"] += touched.gathers * self._all_gather_s(touched.gathered_bytes, sharers, link)
         if dims.size > 1:
             norm = zero + self._all_reduce_s(SUMMARY_BYTES, dims.size, self._link(setting, *AXES))
             if dims.pp > 1:
@@ -206,8 +208,14 @@ class Predictor:
         return self.cost_model.machine.device == "cpu"
 
     def _all_reduce_s(self, message_bytes: Any, group_size: int, link: str) -> Any:
-        regressors, name = all_reduce_regressors(message_bytes, group_size), f"{over(link, 'all_reduce')}_s"
-        return self._calibrated(REDUCTION, evaluate(self.terms, name, regressors, remedy=self.remedy(2)))
+        return self._collective_s("all_reduce", all_reduce_regressors(message_bytes, group_size), link)
+
+    def _all_gather_s(self, message_bytes: Any, group_size: int, link: str) -> Any:
+        return self._collective_s("all_gather", all_gather_regressors(message_bytes, group_size), link)
+
+    def _collective_s(self, op: str, regressors: Regressors, link: str) -> Any:
+        seconds = evaluate(self.terms, f"{over(link, op)}_s", regressors, remedy=self.remedy(2))
+        return self._calibrated(REDUCTION, seconds)
 
     def host_s(self, setting: Setting) -> float:
         """Seconds in which a rank's host threads build the batch of one step: its share of the replica's sequences,
@@ -233,6 +241,7 @@ class Predictor:
             parts=self.parts_of(role),
             parameters=self.parameters_bytes(role, layers),
             table=self._counts.table * self.workload.itemsize_bytes * role.first,
+            touched=self.touched(setting, role),
             received=boundary_bytes(self.workload, self.size(setting)) * (not role.first),
             returned=boundary_bytes(self.workload, self.size(setting)) * (not role.last),
             remedy=self.remedy(min(setting.dims.cp, 2)),
@@ -286,14 +295,15 @@ class Predictor:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(peak, peak and margin)."""
         size, count = self.size(setting), setting.num_microbatches
+        touched = self.touched(setting, role)
 
         def peak_and_margin() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-            memory = self._kept(("memory", role, size), lambda: self.memory(setting, role, self._every_layers))
+            memory = self._kept(("memory", role, size, touched), lambda: self.memory(setting, role, self._every_layers))
             peak = memory.peak(count, in_flight)
             margin = np.ceil(self.terms["margin"]["relative"] * peak).astype(np.int64)
             return peak, peak + margin
 
-        peak, need = self._kept(("bytes", role, size, count, in_flight), peak_and_margin)
+        peak, need = self._kept(("bytes", role, size, touched, count, in_flight), peak_and_margin)
         return peak[:width], need[:width]
 
     def step_s(self, setting: Setting, split: Sequence[int]) -> float:

@@ -59,12 +59,17 @@ class Size:
     @property
     def distinct(self) -> float:
         """Rows of the graph that b R draws from all of them are expected to be: each is embedded once."""
-        return self.tokens if math.isinf(self.pool) else -self.pool * math.expm1(-self.tokens / self.pool)
+        return distinct(self.tokens, self.pool)
 
     @property
     def scores(self) -> int:
         """Entries of one head's score matrix on this rank, padding included: b R (cp R)."""
         return self.tokens * self.rows * self.cp
+
+
+def distinct(drawn: float, pool: float) -> float:
+    """How many different ones of ``pool`` that many even draws are expected to be; uneven ones are fewer."""
+    return drawn if math.isinf(pool) else -pool * math.expm1(-drawn / pool)
 
 
 def pool_of(workload: Workload) -> float:
@@ -250,12 +255,22 @@ def p2p_regressors(message_bytes: float) -> Regressors:
 
 def all_reduce_regressors(message_bytes: Any, group_size: int) -> Regressors:
     """A sum over a group: latency and latency by hop, the ring's 2 (g - 1)/g of the bytes, and bytes by contender."""
+    return _round(2 * message_bytes, group_size)
+
+
+def all_gather_regressors(message_bytes: Any, group_size: int) -> Regressors:
+    """As a sum, but (g - 1)/g of ``message_bytes``: of all that a rank has in the end it gave its own."""
+    return _round(message_bytes, group_size)
+
+
+def _round(passed_on: Any, group_size: int) -> Regressors:
+    """Once round a ring of g ranks, of which each passes on (g - 1)/g of so many bytes."""
     hops = group_size - 1
     return {
         "call": 1.0,
         "hop": hops,
-        "bytes": 2 * hops / group_size * message_bytes,
-        "contention_bytes": hops * message_bytes,
+        "bytes": hops / group_size * passed_on,
+        "contention_bytes": hops / 2 * passed_on,
     }
 
 

@@ -14,13 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megagraph_cli.parallel.mesh import Mesh
+from megagraph_cli.parallel.square_sum import square_sum
 
 BUCKET_BYTES = 1 << 20
 """Below about this size a sum costs latency, not bytes."""
-
-
-_NORM_PIECE, _NORM_PIECES = 1 << 16, 64
-"""Elements of a piece, at least; pieces, at most."""
 
 
 class GradientBuffer:
@@ -95,10 +92,7 @@ class GradientBuffer:
         if place.dp or place.cp:
             return torch.zeros((), dtype=torch.float64, device=self.flat.device)
         counted = self.flat if place.pp == 0 else self.own
-        # A sum in float64 copies what it sums on a CPU: piece by piece the copies stay small.
-        pieces = torch.split(counted, max(_NORM_PIECE, -(-counted.numel() // _NORM_PIECES)))
-        norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-        return torch.stack(norms).square_().sum()
+        return square_sum(counted)
 
     def scale(self, factor: Tensor) -> None:
         """Multiply all gradients by ``factor``; no host sync."""

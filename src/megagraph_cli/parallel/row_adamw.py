@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from megagraph_cli.layout.pieces import num_pieces
 from megagraph_cli.parallel.table import TouchedRows
 
 
@@ -36,8 +37,17 @@ class RowAdamW:
 
     @torch.no_grad()
     def step(self, touched: TouchedRows, lr: float) -> None:
-        """Update the touched rows; at least one slot is in use, no slot's row twice."""
-        ids, grad = _filled(touched, self.table.shape[0])
+        """Update the touched rows; at least one slot is in use, no slot's row twice.
+
+        Beside the rows of a piece stand four copies: its gradient, both moments and its rows of the table.
+        """
+        slots, dim = touched.rows.shape
+        pieces = num_pieces(slots, dim, touched.in_use)
+        for first in range(pieces):
+            self._update(touched.ids[first::pieces], touched.rows[first::pieces], lr)
+
+    def _update(self, ids: Tensor, grad: Tensor, lr: float) -> None:
+        ids, grad = _filled(ids, grad, self.table.shape[0])
         beta1, beta2 = self.betas
         steps = self.row_steps.index_select(0, ids).add_(1)
         mean = self.exp_avg.index_select(0, ids).lerp_(grad, 1 - beta1)
@@ -54,8 +64,8 @@ class RowAdamW:
         self.table.index_copy_(0, ids, rows.sub_(change, alpha=lr))
 
 
-def _filled(touched: TouchedRows, num_rows: int) -> tuple[Tensor, Tensor]:
+def _filled(ids: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """(ids, rows) in which unused slots repeat the first, so that writing them writes the same numbers again."""
-    places = torch.arange(touched.ids.numel(), device=touched.ids.device)
-    pick = torch.where(touched.ids < num_rows, places, 0)
-    return touched.ids.index_select(0, pick), touched.rows.index_select(0, pick)
+    places = torch.arange(ids.numel(), device=ids.device)
+    pick = torch.where(ids < num_rows, places, 0)
+    return ids.index_select(0, pick), rows.index_select(0, pick)

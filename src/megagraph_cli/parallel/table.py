@@ -1,22 +1,37 @@
 """Gradients of an embedding table: only the rows that a step touched exist, and only they travel.
 
-A rank's lookups leave one gradient row for each distinct row of a micro-batch. After the backward these are summed by
-row, gathered with their ids over the ``loss`` group (dp x cp), and summed again, in one order on every rank, so that
-replicas stay equal to the last bit. Shapes are static but for one number, the most rows that any rank touched, which
-is agreed on before the forward: on a device the host then waits for nothing that was issued since.
+A rank's lookups leave one gradient row for each distinct row of a micro-batch. As a backward leaves them they are added
+to those of the micro-batches before. After the last they are gathered with their ids over the ``loss`` group (dp x cp),
+piece by piece, and added up in one order on every rank, so that replicas stay equal to the last bit. Shapes are static
+but for one number, the most rows that any rank touched, which is agreed on before the forward: on a device the host
+then waits for nothing that was issued since.
+
+What lives at the largest moments, with M the most rows that a rank touches, g ranks that share the table and n the rows
+of the micro-batch that goes back:
+
+- from the first backward to the last, M rows and ids of the step so far, and in a backward beside these n rows and
+  their slots, which stand where the activations of the layers before went;
+- the sum over ranks: a rank's own M rows and ids, the g M ids of all, min(g M, U) rows and ids of the sum, and a piece
+  of everyone's rows, of which gloo makes a second copy that may still be there when the next piece comes;
+- norm and optimizer: the sum, and what ``RowAdamW`` makes beside a piece of it.
+
+Ids alone (sorting them as a step begins, say) are never the most: at that moment there is no activation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megagraph_cli.layout.pieces import num_pieces
 from megagraph_cli.parallel.collectives import all_gather
 from megagraph_cli.parallel.mesh import Mesh
+from megagraph_cli.parallel.square_sum import square_sum
 
 
 @dataclass(frozen=True)
@@ -24,39 +39,40 @@ class TouchedRows:
     """Gradient rows by table row.
 
     ``ids`` int64 [n]: each touched row once, ascending, then ``num_rows`` of the table in slots that are not used;
-    ``rows`` [n, D]: their gradients, zero in unused slots.
+    ``rows`` [n, D]: their gradients, zero in unused slots. Summed over all ranks, at least ``in_use`` slots are used.
     """
 
     ids: Tensor
     rows: Tensor
+    in_use: int = 1
+
+    def add(self, ids: Tensor, rows: Tensor) -> None:
+        """Add ``rows`` [k, D] to those of ``ids`` int64 [k]: each of them once and here, or no row of the table.
+
+        Rows of no row are zero: wherever they are added nothing changes, in whatever order.
+        """
+        slots = torch.searchsorted(self.ids, ids).clamp_(max=self.ids.numel() - 1)
+        self.rows.index_add_(0, slots, rows)
 
 
-def count_distinct(ids: Tensor) -> Tensor:
-    """How many different values ``ids`` int64 [n] has: int64 [1], left on the device."""
-    ordered = ids.sort().values
-    return (ordered[1:] != ordered[:-1]).sum().view(1) + int(ids.numel() > 0)
+def distinct_rows(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """(int64 [min(n, num_rows)] the different rows in ``ids``, ascending, then ``num_rows``; int64 [1] their number).
 
-
-def sum_by_row(ids: Tensor, rows: Tensor, num_rows: int, size: int) -> TouchedRows:
-    """Rows of equal id added up in the order they stand in, in ``size`` slots, of which every distinct id needs one.
-
-    ids int64 [n] (``num_rows`` = no row), rows [n, D] -> TouchedRows of ``size`` slots; no host sync.
+    ids int64 [n] (``num_rows`` = no row); both stay on the device.
     """
-    count = ids.numel()
-    ordered, order = ids.sort(stable=True)
+    ordered = ids.sort().values
     slot = torch.zeros_like(ordered)
     torch.cumsum(ordered[1:] != ordered[:-1], dim=0, out=slot[1:])
-    lengths = torch.zeros_like(slot).scatter_add_(0, slot, torch.ones_like(slot))
     distinct = torch.full_like(ordered, num_rows).scatter_(0, slot, ordered)
-    # A segment is summed by one thread from left to right; index_add on a device has no order.
-    sums = torch.segment_reduce(rows.index_select(0, order), "sum", lengths=lengths, axis=0, unsafe=True)
-    if size <= count:
-        return TouchedRows(distinct[:size], sums[:size])
-    more = size - count
-    return TouchedRows(
-        torch.cat((distinct, distinct.new_full((more,), num_rows))),
-        torch.cat((sums, sums.new_zeros((more, rows.shape[1])))),
-    )
+    number = (distinct < num_rows).sum().view(1)
+    return _of_length(distinct, min(ids.numel(), num_rows), num_rows), number
+
+
+def _of_length(ids: Tensor, length: int, num_rows: int) -> Tensor:
+    """A copy of the first ``length`` of ids [n], ``num_rows`` in what slots are more than n."""
+    kept = ids.new_full((length,), num_rows)
+    kept[: ids.numel()] = ids[:length]
+    return kept
 
 
 class _Later:
@@ -78,55 +94,93 @@ class _Later:
 
 
 class TableGradient:
-    """The gradient of one table [U, D] over a step: ``begin`` before the forward, ``reduce`` after the backward."""
+    """The gradient of one table [U, D] over a step: ``begin`` before the forward, ``reduce`` after the backward.
+
+    ``touched``: this rank's micro-batches added up so far, after ``reduce`` the sum over all ranks of ``loss``.
+    """
 
     def __init__(self, table: nn.Parameter, mesh: Mesh) -> None:
         self.table = table
         self._mesh = mesh
         self._sharers = mesh.dims.dp * mesh.dims.cp
-        self._capacity: _Later | None = None
+        self._distinct: Tensor | None = None
+        self._most: _Later | None = None
         self.touched: TouchedRows | None = None
+        # Hooks are out of the garbage collector's sight: one that held on to this object would keep the table forever.
+        came_back = WeakMethod(self._came_back)
 
+        def hook(table: nn.Parameter) -> None:
+            if (alive := came_back()) is not None:
+                alive(table)
+
+        table.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
     def begin(self, ids: Sequence[Tensor]) -> None:
-        """Agree on the most rows that a rank will touch; ``ids`` int64 [n] of each of this rank's micro-batches."""
-        most = count_distinct(torch.cat(list(ids)))
+        """Agree on the most rows that a rank will touch.
+
+        ``ids`` int64 [n] of each of this rank's micro-batches; each names a row once.
+        """
+        self.forget()
+        self._distinct, most = distinct_rows(torch.cat(list(ids)), self.table.shape[0])
         if self._sharers > 1:
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._mesh.loss)
-        self._capacity = _Later(most)
+        self._most = _Later(most)
+
+    @torch.no_grad()
+    def _came_back(self, table: nn.Parameter) -> None:
+        """Add what a micro-batch's backward left to what those before it left; nothing where no step has begun."""
+        if self._most is None:
+            return
+        if self.touched is None:
+            assert self._distinct is not None
+            most = self._most.read()
+            self.touched = self._zeros(_of_length(self._distinct, most, table.shape[0]), in_use=most)
+            self._distinct = None
+        grad, table.grad = table.grad, None
+        assert grad is not None
+        # Uncoalesced: coalescing would sort what is distinct anyway.
+        self.touched.add(grad._indices()[0], grad._values())
+
+    def _zeros(self, ids: Tensor, in_use: int) -> TouchedRows:
+        return TouchedRows(ids, self.table.new_zeros((ids.numel(), self.table.shape[1])), in_use)
 
     @torch.no_grad()
     def reduce(self) -> None:
         """Sum over the ranks of ``loss``; afterwards ``touched`` is the same on all of them."""
-        assert self._capacity is not None, "begin comes first"
-        size = self._capacity.read()
-        grad, self._capacity = self.table.grad, None
-        self.forget()
-        num_rows = self.table.shape[0]
-        assert grad is not None, "no lookup reached the loss"
-        # Uncoalesced: coalescing would sort and sum in an order of its own.
-        touched = sum_by_row(grad._indices()[0], grad._values(), num_rows, size)
-        if self._sharers > 1:
-            ids, rows = (self._gather(part) for part in (touched.ids, touched.rows))
-            touched = sum_by_row(ids, rows, num_rows, min(ids.numel(), num_rows))
-        self.touched = touched
+        assert self.touched is not None, "no lookup reached the loss"
+        self._most = None
+        if self._sharers == 1:
+            return
+        own, (num_rows, dim) = self.touched, self.table.shape
+        ids = self._gather(own.ids)
+        self.touched = self._zeros(distinct_rows(ids.view(-1), num_rows)[0], own.in_use)
+        length = -(-own.in_use // num_pieces(own.in_use, dim, own.in_use))
+        for part, rows in zip(torch.split(ids, length, dim=1), torch.split(own.rows, length), strict=True):
+            self._add_everyones(self.touched, part, rows)
+
+    def _add_everyones(self, total: TouchedRows, ids: Tensor, own: Tensor) -> None:
+        """Add a piece of every rank's rows, of which ``ids`` [g, n] are known; gone when this returns."""
+        for each in zip(ids, self._gather(own), strict=True):
+            total.add(*each)
 
     def _gather(self, own: Tensor) -> Tensor:
-        everyones = own.new_empty((self._sharers * own.shape[0], *own.shape[1:]))
-        all_gather(everyones, own, self._mesh.loss)
+        """[n, ...] of every rank: [g, n, ...]."""
+        everyones = own.new_empty((self._sharers, *own.shape))
+        all_gather(everyones.view(-1, *own.shape[1:]), own, self._mesh.loss)
         return everyones
 
     def forget(self) -> None:
         """Drop what lookups have left so far."""
         self.table.grad = None
-        self.touched = None
+        self.touched = self._distinct = self._most = None
 
     def square_sum(self) -> Tensor:
         """This rank's part of the squared norm of the whole model's gradient: the rank at dp = cp = 0 counts."""
         assert self.touched is not None
         if self._mesh.place.dp or self._mesh.place.cp:
             return torch.zeros((), dtype=torch.float64, device=self.table.device)
-        norm: Tensor = torch.linalg.vector_norm(self.touched.rows, dtype=torch.float64)
-        return norm.square()
+        return square_sum(self.touched.rows)
 
     def scale(self, factor: Tensor) -> None:
         assert self.touched is not None

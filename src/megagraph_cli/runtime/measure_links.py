@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
 from megagraph_cli.artifacts.profile import CommSample, Link
+from megagraph_cli.parallel.collectives import all_gather
 from megagraph_cli.runtime.measure import RUNS, max_over_ranks, timed
 
 _REPEATS = 5
@@ -59,8 +61,31 @@ def measure_all_reduce(
             dist.all_reduce(message, group=group)
 
     samples = _samples(reductions, device, active=group is not None)
+    return _of_group("all_reduce", group_size, link, message_bytes, samples)
+
+
+def measure_all_gather(
+    device: torch.device, group: dist.ProcessGroup | None, group_size: int, message_bytes: int, link: Link
+) -> CommSample:
+    """As ``measure_all_reduce``, but each rank gives its share of ``message_bytes`` (rounded up), and gets all."""
+    own = torch.zeros(-(-message_bytes // (4 * group_size)), dtype=torch.float32, device=device)
+    everyones = own.new_empty(group_size * own.numel())
+
+    def gathers(count: int) -> None:
+        if group is None:
+            return
+        for _ in range(count):
+            all_gather(everyones, own, group)
+
+    samples = _samples(gathers, device, active=group is not None)
+    return _of_group("all_gather", group_size, link, everyones.nbytes, samples)
+
+
+def _of_group(
+    op: Literal["all_reduce", "all_gather"], group_size: int, link: Link, message_bytes: int, samples: list[float]
+) -> CommSample:
     return CommSample(
-        op="all_reduce",
+        op=op,
         axis="dp",
         group_size=group_size,
         link=link,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from megagraph_cli.runtime.job import ProfileJob
 from megagraph_cli.runtime.measure import max_over_ranks
 from megagraph_cli.runtime.measure_compute import Sizes, largest_microbatch, measure_modules, measure_optimizer, ways
 from megagraph_cli.runtime.measure_host import measure_host
-from megagraph_cli.runtime.measure_links import measure_all_reduce, measure_p2p
+from megagraph_cli.runtime.measure_links import Pair, measure_all_gather, measure_all_reduce, measure_p2p
 from megagraph_cli.runtime.meters import free_bytes, overhead_bytes
 from megagraph_cli.runtime.probes import PLAIN, Context, Way
 from megagraph_cli.runtime.setup import Worker, run_worker
@@ -140,11 +140,14 @@ class Profiler:
         for targets in grid.targets:
             yield f"batches of {targets} targets", partial(self._host, targets)
         for link in self.grouping.pair_links():
-            yield f"messages between stages, {link}", partial(self._p2p, grid, link)
+            measure = partial(measure_p2p, self.worker.device, pair=self._pair(link), link=link)
+            yield f"messages between stages, {link}", partial(self._messages, grid, measure)
         for size in range(2, self.worker.world_size + 1):
             for link in self.grouping.links(size):
                 group = self._group_of(size, link, most=None if link == NETWORK else 1)
-                yield f"sums over {size} ranks, {link}", partial(self._all_reduce, grid, size, group, link)
+                for what, of_group in (("sums", measure_all_reduce), ("gathers", measure_all_gather)):
+                    measure = partial(of_group, self.worker.device, group, size, link=link)
+                    yield f"{what} over {size} ranks, {link}", partial(self._messages, grid, measure)
 
     @property
     def grouping(self) -> Grouping:
@@ -171,15 +174,13 @@ class Profiler:
     def _host(self, targets: int, *, hurried: bool) -> None:  # noqa: ARG002
         self.host += measure_host(self.context, targets)
 
-    def _p2p(self, grid: Grid, link: Link, *, hurried: bool) -> None:
-        pairs = self.grouping.pairs(link)[: None if link == NETWORK else 1]
-        pair = next(((first, second) for first, second in pairs if self.worker.rank in (first, second)), None)
-        sizes = grid.messages[::2] if hurried else grid.messages
-        self.comm += [measure_p2p(self.worker.device, size, pair, link) for size in sizes]
+    def _messages(self, grid: Grid, measure: Callable[[int], CommSample], *, hurried: bool) -> None:
+        self.comm += [measure(size) for size in (grid.messages[::2] if hurried else grid.messages)]
 
-    def _all_reduce(self, grid: Grid, size: int, group: dist.ProcessGroup | None, link: Link, *, hurried: bool) -> None:
-        sizes = grid.messages[::2] if hurried else grid.messages
-        self.comm += [measure_all_reduce(self.worker.device, group, size, message, link) for message in sizes]
+    def _pair(self, link: Link) -> Pair | None:
+        """This rank's among the pairs that send to each other."""
+        pairs = self.grouping.pairs(link)[: None if link == NETWORK else 1]
+        return next(((first, second) for first, second in pairs if self.worker.rank in (first, second)), None)
 
     def _tell(self, done: int, total: int, what: str) -> None:
         if self.worker.rank == 0:

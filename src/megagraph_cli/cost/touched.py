@@ -1,0 +1,78 @@
+"""The rows of an embedding table that a step touches: what they take and what of them travels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megagraph_cli.layout.pieces import num_pieces
+from megagraph_cli.layout.wire import ID_BYTES
+
+
+@dataclass(frozen=True)
+class Touched:
+    """As ``parallel/table.py`` and ``parallel/row_adamw.py`` hold them.
+
+    ``rows`` that a rank touches at most, each of the ``sharers`` ranks so many, of a table [``table_rows``, ``dim``].
+    All 0 where a stage has no table.
+    """
+
+    rows: int = 0
+    sharers: int = 1
+    table_rows: int = 0
+    dim: int = 0
+    itemsize: int = 0
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.dim * self.itemsize
+
+    @property
+    def _summed_rows(self) -> int:
+        return min(self.sharers * self.rows, self.table_rows)
+
+    @property
+    def counts_bytes(self) -> int:
+        """How often each row of the table was updated: 32-bit numbers that stay."""
+        return 4 * self.table_rows
+
+    @property
+    def passing_bytes(self) -> int:
+        """Held while micro-batches go through: rows and ids of those that came back."""
+        return self.rows * (self._row_bytes + ID_BYTES)
+
+    @property
+    def summed_bytes(self) -> int:
+        """Rows and ids of the sum over all sharers."""
+        return self._summed_rows * (self._row_bytes + ID_BYTES)
+
+    @property
+    def gathers(self) -> int:
+        """In how many pieces rows are exchanged; none where one rank has the whole gradient."""
+        return num_pieces(self.rows, self.dim, self.rows) if self.rows and self.sharers > 1 else 0
+
+    @property
+    def gathered_bytes(self) -> int:
+        """A piece's rows of all sharers."""
+        return self.sharers * -(-self.rows // self.gathers) * self._row_bytes if self.gathers else 0
+
+    @property
+    def gathered_ids_bytes(self) -> int:
+        """All sharers' ids, which are exchanged at once."""
+        return self.sharers * self.rows * ID_BYTES if self.gathers else 0
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Held beside the sum while it is made: a rank's own, all ids, and a piece with what gloo copies aside.
+
+        Gloo lets go late: of two pieces one after another three copies are there at once.
+        """
+        copies = min(1 + self.gathers, 3)
+        return self.passing_bytes + self.gathered_ids_bytes + copies * self.gathered_bytes if self.gathers else 0
+
+    @property
+    def update_bytes(self) -> int:
+        """Held beside the sum while a piece of it is applied: gradient, two moments, rows; ids, counts, corrections."""
+        if not self.rows:
+            return 0
+        piece = -(-self._summed_rows // num_pieces(self._summed_rows, self.dim, self.rows))
+        return piece * (4 * self._row_bytes + 5 * ID_BYTES)
