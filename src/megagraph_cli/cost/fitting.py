@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from megagraph_cli.artifacts.cost_model import CostModel, MeasuredRange, Quality, QualityTable
+from megagraph_cli.artifacts.cost_model import CostModel, Quality, QualityTable
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
 from megagraph_cli.cost.cache import CacheBreak, LayerSamples, find_break
 from megagraph_cli.cost.floors import FLOORS, Sample, fit_moments, with_floor
+from megagraph_cli.cost.measured import measured_range
 from megagraph_cli.cost.memory import OPTIMIZER_MOMENTS
 from megagraph_cli.cost.observations import (
     Observation,
@@ -81,7 +82,7 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
         machine=profile.machine,
         terms={name: terms[name] for name in sorted(terms)},
         quality=QualityTable(memory=memory_quality, time=time_quality),
-        measured=_measured_range(profile, usable),
+        measured=measured_range(profile),
     )
 
 
@@ -268,13 +269,3 @@ def _quality(measured: Sequence[float], predicted: Sequence[float], num_fit: int
 
 def _short(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def _measured_range(profile: Profile, usable: Sequence[ComputeSample]) -> MeasuredRange:
-    layers = [sample for sample in usable if sample.module == "layer"]
-    return MeasuredRange(
-        gpus=profile.machine.num_devices,
-        layers=max(sample.num_layers for sample in layers),
-        microbatch_size=max(sample.microbatch_size for sample in layers),
-        message_bytes=max((sample.message_bytes for sample in profile.comm), default=0),
-    )
