@@ -41,6 +41,8 @@ LAYER_S = {False: 0.2, True: 0.06}
 """About how long the largest micro-batch may take in one layer, by ``quick``."""
 BUDGET_S = {False: 180.0, True: 40.0}
 """Seconds from the launch that the profile takes where no ``--budget`` says otherwise, by ``quick``."""
+MEASURING_S = {False: 90.0, True: 40.0}
+"""What measuring may take of these however slow the start: a busy host must not cost the fit its samples."""
 ENDING_S = 3.0
 """Of the budget: what writing the profile and ending the workers takes."""
 LEAST_SHARE = 1 / 3
@@ -78,13 +80,10 @@ class Profiler:
         self._tell(self._elapsed_s(), 0.0, "done")
 
     def _limit_s(self, start_s: float) -> float:
-        """When the last measurement has to end, in seconds since the launch; the first begins after ``start_s``.
-
-        Where nobody asked for a budget, a slow start must not cost the fit its measurements: half of it is theirs.
-        """
+        """When the last measurement has to end, in seconds since the launch; the first begins after ``start_s``."""
         if self.job.budget_s is not None:
             return self.job.budget_s - ENDING_S
-        return max(BUDGET_S[self.job.quick], start_s + BUDGET_S[self.job.quick] / 2) - ENDING_S
+        return max(BUDGET_S[self.job.quick], start_s + MEASURING_S[self.job.quick]) - ENDING_S
 
     def _elapsed_s(self) -> float:
         """Seconds since the launch by rank 0's clock, told to all, so that all decide alike."""
