@@ -3,35 +3,64 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol, TextIO
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from megagraph_cli.errors import EXIT_UNEXPECTED, MgraphError
 
 
 class Bar(Protocol):
-    """A running bar: ``at(done, what)`` moves it, ``total`` may become known on the way."""
+    """A running bar: ``at(done, what)`` moves it, ``total`` may become known on the way.
 
-    def at(self, done: float, what: str | None = None, total: float | None = None) -> None: ...
+    ``left_s``: the seconds left where the work itself knows; else they follow from how fast it went.
+    """
+
+    def at(
+        self, done: float, what: str | None = None, total: float | None = None, left_s: float | None = None
+    ) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class _RichBar:
     progress: Progress
     task: TaskID
+    _first: tuple[float, float] | None = None
+    """When the bar was first moved and to where: what was done before (by a run that is resumed) took other time."""
 
-    def at(self, done: float, what: str | None = None, total: float | None = None) -> None:
+    def at(self, done: float, what: str | None = None, total: float | None = None, left_s: float | None = None) -> None:
         self.progress.update(self.task, completed=done, total=total, description=None if what is None else escape(what))
+        now_s, known = self.progress.get_time(), self.progress.tasks[self.progress.task_ids.index(self.task)].total
+        if self._first is None:
+            self._first = now_s, done
+        begin_s, begin = self._first
+        if left_s is None and known is not None and done > begin:
+            left_s = (now_s - begin_s) / (done - begin) * (known - done)
+        if left_s is not None:
+            self.progress.update(self.task, ends_s=now_s + left_s)
+
+
+class _TimeLeft(ProgressColumn):
+    """How long it will take yet; goes down between two moves of the bar."""
+
+    def render(self, task: Task) -> Text:
+        ends_s = task.fields.get("ends_s")
+        if ends_s is None:
+            return Text("")
+        left_s = max(0, math.ceil(ends_s - task.get_time()))
+        return Text(f"{timedelta(seconds=left_s)} left", style="progress.remaining")
 
 
 class _Console(Console):
@@ -83,11 +112,12 @@ class Screen:
 
     @contextmanager
     def bar(self, what: str, total: float | None = None) -> Iterator[Bar]:
-        """A progress bar that goes away when it is left."""
+        """A progress bar with the time gone and the time left, which goes away when it is left."""
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         with Progress(
             *columns,
             TimeElapsedColumn(),
+            _TimeLeft(),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,

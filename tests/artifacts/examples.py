@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megagraph_cli.artifacts.cost_model import CostModel, MeasuredRange, Quality, QualityTable
+from megagraph_cli.artifacts.cost_model import CostModel, MeasuredRange, MeasuredWay, Quality, QualityTable
 from megagraph_cli.artifacts.plan import Dims, Plan
 from megagraph_cli.artifacts.profile import CommSample, ComputeSample, HostSample, Machine, Profile
 from megagraph_cli.artifacts.run import EpochRecord, Failure, Measured, RankRecord, Run
@@ -128,7 +128,13 @@ def cost_model() -> CostModel:
             memory=Quality(mape=0.03, r2=0.99, max_under=0.01, num_fit=5, num_held_out=3),
             time=Quality(mape=None, r2=None, max_under=None, num_fit=5, num_held_out=0),
         ),
-        measured=MeasuredRange(gpus=2, layers=4, microbatch_size=128, message_bytes=4096),
+        measured=MeasuredRange(
+            gpus=2,
+            layers=4,
+            microbatch_size=128,
+            message_bytes=4096,
+            ways=[MeasuredWay(recompute="none", context="ring", spread=False, layers=4, microbatch_size=128)],
+        ),
     )
 
 

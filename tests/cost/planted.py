@@ -7,6 +7,7 @@ from typing import Any
 
 from megagraph_cli.artifacts.profile import CommSample, ComputeSample, HostSample, Machine, Profile
 from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.runtime.grid import PLAIN, Grid, Sizes, ways
 
 SEQUENCE_ROWS = 17
 
@@ -37,7 +38,10 @@ def workload(num_layers: int = 4, batch_size: int = 256, **model: Any) -> Worklo
 
 @dataclass(frozen=True)
 class Planted:
-    """The truth behind a profile. Times in seconds, sizes in bytes; ``*_row`` per row of a micro-batch."""
+    """The truth behind a profile. Times in seconds, sizes in bytes; ``*_row`` per row of a micro-batch.
+
+    With a cache break it is measured at the sizes that ``mgraph profile`` takes.
+    """
 
     layer_call_s: float = 2e-4
     layer_row_s: float = 1e-6
@@ -107,7 +111,8 @@ class Planted:
         return self.input_row_bytes * tokens if module == "input" else self.head_target_bytes * b
 
 
-LAYERS = (1, 2, 4)
+PLAIN_SIZES = Sizes((1, 2, 4), (4, 8, 16, 32, 64))
+"""What is measured every way where nothing that only depth shows is planted."""
 
 
 def profile(truth: Planted | None = None, *, gpus: int = 4, work: Workload | None = None) -> Profile:
@@ -155,20 +160,23 @@ def two_hosts(*, p2p: float = 1.0, reduce: float = 1.0, ring: float = 1.0) -> Pr
 
 def _compute(truth: Planted, work: Workload, gpus: int) -> list[ComputeSample]:
     counts, item = work.parameters(), work.itemsize_bytes
-    depths = LAYERS if not truth.cache_break_layers else (*LAYERS, 8, 12, 16)
+    grid = Grid.of(work.batch.batch_size, work.model.num_layers, quick=False, largest=64)
     samples = []
     for cp in range(1, gpus + 1):
         rows = work.batch.rows(cp).rows_per_rank
-        for b in (4, 8, 16, 32, 64):
-            for recompute in ("none", "full"):
-                for context in ("ring", "allgather") if cp > 1 else ("ring",):
-                    for layers in depths:
-                        size = (layers * counts.layer + counts.shared) * item
-                        samples.append(_sample(truth, "layer", layers, b, rows, cp, size, recompute, context))
-                size = (counts.layer + counts.shared) * item
-                samples.append(_sample(truth, "last_layer", 1, b, rows, cp, size, recompute))
-            samples.append(_sample(truth, "input", 0, b, rows, cp, counts.input * item))
-            samples.append(_sample(truth, "head", 0, b, rows, cp, counts.head * item))
+        for way in ways(cp):
+            sizes = grid.sizes(way, cp) if truth.cache_break_layers else PLAIN_SIZES
+            for layers in (*sizes.layers, *sizes.deep):
+                size = (layers * counts.layer + counts.shared) * item
+                for b in sizes.microbatches_of(layers):
+                    samples.append(_sample(truth, "layer", layers, b, rows, cp, size, *way))
+            for b in sizes.microbatches:
+                if way.context == "ring":
+                    size = (counts.layer + counts.shared) * item
+                    samples.append(_sample(truth, "last_layer", 1, b, rows, cp, size, way.recompute))
+                if way == PLAIN:
+                    samples.append(_sample(truth, "input", 0, b, rows, cp, counts.input * item))
+                    samples.append(_sample(truth, "head", 0, b, rows, cp, counts.head * item))
     for layers in (1, 2, 4, 8):
         size = counts.of_stage(layers, first=True, last=True) * item
         seconds = truth.optimizer_call_s + truth.optimizer_byte_s * size

@@ -14,6 +14,7 @@ import pytest
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
 from megagraph_cli.cost.fitting import fit
 from megagraph_cli.cost.floors import Sample, fit_moments, with_floor
+from megagraph_cli.cost.measured import most_measured
 from megagraph_cli.cost.terms import Size, fit_coefficients
 from megagraph_cli.errors import MgraphError
 from tests.cost import planted
@@ -179,24 +180,76 @@ def test_measured_range_is_the_largest_of_each() -> None:
     assert measured.message_bytes == 4_194_304
 
 
+def test_each_way_to_run_layers_has_its_own_measured_range() -> None:
+    """Of 16 layers: 15 in a row for whole sequences run the plain way, 8 over ranks, 4 for every other way."""
+    deep = Planted(cache_penalty=1.0, cache_break_layers=8)
+    measured = fit(planted.profile(deep, gpus=3, work=planted.workload(16))).measured
+    found = {(way.recompute, way.context, way.spread): way.layers for way in measured.ways}
+    assert found == {
+        ("none", "ring", False): 15,
+        ("none", "ring", True): 8,
+        ("full", "ring", False): 4,
+        ("full", "ring", True): 4,
+        ("none", "allgather", True): 4,
+        ("full", "allgather", True): 4,
+    }
+    assert {way.microbatch_size for way in measured.ways} == {64}
+    for size, layers in (
+        (Size(layers=15), 15),
+        (Size(layers=15, cp=2), 8),
+        (Size(layers=15, recompute="full"), 4),
+        (Size(layers=15, cp=3, context="allgather"), 4),
+    ):
+        assert most_measured(measured, size) == (layers, 64)
+
+
+def test_where_memory_ran_out_no_larger_stage_is_said_to_be_measured() -> None:
+    """2 layers with 32 sequences on each of 2 ranks ran out: so would more layers, more sequences, all their rows."""
+    profile = planted.profile()
+    changed = [
+        sample.model_copy(update={"out_of_memory": True})
+        if (sample.module, sample.num_layers, sample.cp, sample.recompute, sample.context, sample.microbatch_size)
+        == ("layer", 2, 2, "none", "ring", 32)
+        else sample
+        for sample in profile.compute
+        if (sample.module, sample.cp) != ("layer", 2)
+        or (sample.recompute, sample.context) != ("none", "ring")
+        or (sample.num_layers == 1 or (sample.num_layers == 2 and sample.microbatch_size <= 32))
+    ]
+    measured = fit(profile.model_copy(update={"compute": changed})).measured
+    stage = Size(layers=2, microbatch=32, cp=2)
+    for size, fits in (
+        (stage, 16),
+        (replace(stage, layers=7, microbatch=40), 16),
+        (replace(stage, cp=1), 16),
+        (replace(stage, layers=1), 64),
+        (replace(stage, microbatch=31), 64),
+        (replace(stage, cp=3), 64),
+        (replace(stage, recompute="full"), 64),
+    ):
+        assert most_measured(measured, size)[1] == fits, size
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.01])
-def test_a_planted_cache_break_is_recovered(noise: float) -> None:
+def test_a_planted_cache_break_is_recovered_from_the_sizes_that_a_profile_takes(noise: float) -> None:
     truth = Planted(cache_penalty=1.68, cache_break_layers=8)
-    profile = planted.profile(truth, gpus=2, work=planted.workload(20))
+    profile = planted.profile(truth, gpus=2, work=planted.workload(16))
     if noise:
         profile = shaken(profile, noise, seed=3)
     terms = fit(profile).terms
     assert terms["cache"]["cache_penalty"] == pytest.approx(1.68, rel=0.02)
     assert terms["cache"]["break_layers"] == terms["cache"]["cache_break_layers"] == 8
     if not noise:
-        assert terms["forward_s"]["layer.rows"] == pytest.approx(truth.layer_row_s, rel=0.02)
+        # Rows and scores (17 a row) of whole sequences are one column; only their sum is told.
+        row_s = terms["forward_s"]["layer.rows"] + planted.SEQUENCE_ROWS * terms["forward_s"]["layer.scores"]
+        assert row_s == pytest.approx(truth.layer_row_s, rel=0.02)
         assert terms["backward_s"]["layer.call"] == pytest.approx(2 * truth.layer_call_s, rel=0.02)
 
 
 def test_noise_alone_makes_no_cache_break() -> None:
     deep = Planted(cache_penalty=1.0, cache_break_layers=8)
     for seed in range(3):
-        assert "cache" not in fit(shaken(planted.profile(deep, gpus=2), 0.05, seed)).terms
+        assert "cache" not in fit(shaken(planted.profile(deep, gpus=2, work=planted.workload(16)), 0.05, seed)).terms
     assert "cache" not in fit(planted.profile()).terms
 
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
+from megagraph_cli.cost.fitting import fit
+from megagraph_cli.cost.predict import Predictor
+from megagraph_cli.cost.space import Pins
+from megagraph_cli.errors import EXIT_USAGE, MgraphError
+from megagraph_cli.graph.splits import make_split
 from megagraph_cli.layout.parameters import ParameterCounts
-from megagraph_cli.runtime.profile import MESSAGE_BYTES, Grid
+from megagraph_cli.runtime.grid import MESSAGE_BYTES, Grid
+from megagraph_cli.runtime.job import ProfileJob
+from megagraph_cli.runtime.probes import Context
+from megagraph_cli.runtime.profile import BUDGET_S, ENDING_S, Profiler
+from megagraph_cli.runtime.setup import Worker
+from tests.artifacts import examples
+from tests.runtime.small import BATCH, CPU, small_graph, small_workload
 
 
 @pytest.mark.parametrize(("batch_size", "largest"), [(1024, 10**6), (8192, 100), (1, 1), (5, 3), (16, 0)])
@@ -32,12 +45,93 @@ def test_sizes_fit_the_workload_and_tell_a_constant_from_a_slope(
     assert max(grid.messages) >= 2**22
 
 
+LAUNCHED_S = 1e9
+
+
+class Clock:
+    """Seconds since the epoch: some have gone by since the launch, and as many more go by at every look."""
+
+    def __init__(self, gone_s: float, each_s: float) -> None:
+        self.now_s, self.each_s = LAUNCHED_S + gone_s, each_s
+
+    def __call__(self) -> float:
+        self.now_s += self.each_s
+        return self.now_s
+
+
+def profiler(folder: Path, clock: Clock, budget_s: float | None) -> Profiler:
+    """One that measures a small model on this process alone."""
+    graph = small_graph()
+    workload = small_workload(graph, train={"dtype": "float32"})
+    split = make_split(graph, workload.dataset.split, workload.dataset.split_seed)
+    job = ProfileJob(
+        graph_path=folder,
+        device="cpu",
+        threads=1,
+        launcher_pid=0,
+        workload=workload,
+        quick=False,
+        launched_s=LAUNCHED_S,
+        budget_s=budget_s,
+        out=folder / "profile.json",
+        progress_file=folder / "progress.jsonl",
+    )
+    worker = Worker(0, 0, 1, CPU, folder)
+    return Profiler(worker, job, Context(workload, graph, CPU, 1, split.train), clock)
+
+
+def test_without_time_the_least_is_measured_and_tells_every_coefficient(alone: None, tmp_path: Path) -> None:
+    """Each look at the clock finds all of the usual budget gone: nobody asked for it, so the least is measured."""
+    late = profiler(tmp_path, Clock(1.0, BUDGET_S[False]), None)
+    late.measure_all()
+    assert {len(sample.samples_s) for sample in late.compute} == {1}
+    # Two depths at two sizes tell what a stage and what a layer takes, each a constant and a slope.
+    for recompute in ("none", "full"):
+        mine = [s for s in late.compute if (s.module, s.recompute) == ("layer", recompute)]
+        assert {(s.num_layers, s.microbatch_size) for s in mine} == {(n, b) for n in (1, 2) for b in (1, BATCH)}
+    assert {sample.targets for sample in late.host} == {1, BATCH}
+    assert [sample.num_layers for sample in late.compute if sample.module == "optimizer"] == [1, 8]
+    machine = examples.MACHINE.model_copy(update={"num_devices": 1})
+    measured = {"compute": late.compute, "comm": late.comm, "host": late.host}
+    found = fit(Profile.model_validate({"workload": late.job.workload, "machine": machine} | measured))
+    predictor = Predictor(found, late.job.workload)
+    for setting in predictor.settings(1, Pins()):
+        assert predictor.forecast(setting, (3,)).step_s > 0
+
+
+def test_a_slow_start_costs_a_budget_that_nobody_asked_for_no_measurements(tmp_path: Path) -> None:
+    for start_s, limit_s in ((10.0, 180.0), (90.0, 180.0), (100.0, 190.0), (300.0, 390.0)):
+        assert profiler(tmp_path, Clock(0.0, 0.0), None)._limit_s(start_s) == limit_s - ENDING_S
+        assert profiler(tmp_path, Clock(0.0, 0.0), 60.0)._limit_s(start_s) == 60.0 - ENDING_S
+
+
+def test_progress_tells_seconds_gone_and_left(alone: None, tmp_path: Path) -> None:
+    profiler(tmp_path, Clock(2.0, 0.5), 100.0).measure_all()
+    lines = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert [line["done"] for line in lines] == sorted(line["done"] for line in lines)
+    assert all(line["total"] == line["done"] + line["left_s"] for line in lines)
+    assert all(line["total"] <= 100.0 for line in lines)
+    assert (lines[-1]["what"], lines[-1]["left_s"]) == ("done", 0.0)
+
+
+def test_a_budget_too_small_for_the_least_says_what_is_needed(alone: None, tmp_path: Path) -> None:
+    with pytest.raises(MgraphError, match=r"^--budget 10 is too little: .*--budget \d+$") as caught:
+        profiler(tmp_path, Clock(9.0, 0.0), 10.0).measure_all()
+    assert caught.value.exit_code == EXIT_USAGE
+    needed = float(caught.value.message.rpartition(" ")[2])
+    assert needed > 9.0 + ENDING_S
+    enough = profiler(tmp_path, Clock(9.0, 0.0), 2 * needed)
+    enough.measure_all()
+    assert {sample.module for sample in enough.compute} == {"input", "layer", "last_layer", "head", "optimizer"}
+
+
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Profile:
     """``mgraph profile --quick`` of a small model on the built-in graph with two workers."""
     folder = tmp_path_factory.mktemp("profile")
     sets = ["model.num_layers=3", "model.hidden_dim=8", "model.num_heads=2", "model.ffn_dim=8", "batch.batch_size=64"]
     command = [sys.executable, "-m", "megagraph_cli.cli", "profile", "--quick", "--dataset", "demo", "--gpus", "2"]
+    command += ["--budget", "600"]  # however busy the host, nothing is left out
     command += [part for pair in sets for part in ("--set", pair)]
     done = subprocess.run(
         [*command, "--device", "cpu"],

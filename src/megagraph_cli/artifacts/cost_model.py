@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from megagraph_cli.artifacts.base import Artifact, Part
-from megagraph_cli.artifacts.profile import Machine
+from megagraph_cli.artifacts.profile import Context, Machine, Recompute
 from megagraph_cli.artifacts.workload import Workload
 
 
@@ -30,6 +30,34 @@ Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Of a term: every fit is non-negative, and what is not foretells no time and no bytes."""
 
 
+class MeasuredWay(Part):
+    """The most layers in a row and sequences of a micro-batch that one way to run layers was measured at.
+
+    ``spread``: over several context ranks.
+    """
+
+    recompute: Recompute
+    context: Context
+    spread: bool
+    layers: int = Field(ge=1)
+    microbatch_size: int = Field(ge=1)
+
+
+class Exhausted(Part):
+    """A size at which the profile ran out of memory: whatever is at least as large needs at least as much.
+
+    ``fits``: the largest micro-batch at which the same was measured, 0 where none was. ``layers`` 0: another module
+    than a run of middle layers; ``recompute`` or ``context`` null: it has the same bytes whichever way.
+    """
+
+    cp: int = Field(ge=1)
+    recompute: Recompute | None
+    context: Context | None
+    layers: int = Field(ge=0)
+    microbatch_size: int = Field(ge=1)
+    fits: int = Field(ge=0)
+
+
 class MeasuredRange(Part):
     """The most of each quantity that the profile measured; beyond it a forecast is extrapolated."""
 
@@ -37,6 +65,8 @@ class MeasuredRange(Part):
     layers: int = Field(ge=1)
     microbatch_size: int = Field(ge=1)
     message_bytes: int = Field(ge=0)
+    ways: list[MeasuredWay]
+    exhausted: list[Exhausted] = Field(default=[], exclude_if=lambda found: not found)
 
 
 class CostModel(Artifact):

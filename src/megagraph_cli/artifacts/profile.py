@@ -43,6 +43,7 @@ class ComputeSample(Part):
     ``memory``: ``parameters`` (of the module), ``saved`` (held from forward to backward of a micro-batch),
     ``forward_peak`` and ``backward_peak`` (most bytes above what was live when that pass began), ``batch``
     (a micro-batch's tensors from the loader).
+    ``out_of_memory``: a rank ran out; then there are no samples, times are 0 and ``parameters`` are all that is known.
     """
 
     module: Literal["input", "layer", "last_layer", "head", "optimizer"]

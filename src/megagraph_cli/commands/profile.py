@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def _measure(
         "device": device,
         "quick": request.quick,
         "budget_s": request.budget_s,
+        "launched_s": time.time(),
         "out": str(folder / "profile.json"),
         "progress_file": str(folder / "progress.jsonl"),
         "hosts": crew.hosts.count,
@@ -114,7 +116,7 @@ def _measure(
 
 def _show(progress: Follower, bar: Bar) -> None:
     for line in progress.fresh():
-        bar.at(line["done"], f"measuring {line['what']}", line["total"])
+        bar.at(line["done"], f"measuring {line['what']}", line["total"], line.get("left_s"))
 
 
 def summary(profile: Profile, out: Path) -> dict[str, object]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from megagraph_cli.artifacts.cost_model import CostModel, MeasuredRange, Quality, QualityTable
+from megagraph_cli.artifacts.cost_model import CostModel, Quality, QualityTable
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
 from megagraph_cli.cost.cache import CacheBreak, LayerSamples, find_break
 from megagraph_cli.cost.floors import FLOORS, Sample, fit_moments, with_floor
 from megagraph_cli.cost.judge import quality, short
+from megagraph_cli.cost.measured import measured_range
 from megagraph_cli.cost.memory import OPTIMIZER_MOMENTS
 from megagraph_cli.cost.observations import (
     Observation,
@@ -82,7 +83,7 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
         machine=profile.machine,
         terms={name: terms[name] for name in sorted(terms)},
         quality=QualityTable(memory=memory_quality, time=time_quality),
-        measured=_measured_range(profile, usable),
+        measured=measured_range(profile),
     )
 
 
@@ -249,13 +250,3 @@ def _whole_peak(sample: ComputeSample, values: dict[str, float]) -> float:
     static = (2 + OPTIMIZER_MOMENTS) * sample.memory.get("parameters", 0) + values["batch_bytes"]
     forward = values["saved_bytes"] + values["forward_transient_bytes"]
     return static + max(forward, values["saved_bytes"] + values["backward_transient_bytes"])
-
-
-def _measured_range(profile: Profile, usable: Sequence[ComputeSample]) -> MeasuredRange:
-    layers = [sample for sample in usable if sample.module == "layer"]
-    return MeasuredRange(
-        gpus=profile.machine.num_devices,
-        layers=max(sample.num_layers for sample in layers),
-        microbatch_size=max(sample.microbatch_size for sample in layers),
-        message_bytes=max((sample.message_bytes for sample in profile.comm), default=0),
-    )

@@ -36,7 +36,13 @@ def profile(
     gpus: GpusOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes: under a minute, for CI.")] = False,
     budget: Annotated[
-        float | None, typer.Option("--budget", min=10, metavar="SECONDS", help="About how long it may take.")
+        float | None,
+        typer.Option(
+            "--budget",
+            min=10,
+            metavar="SECONDS",
+            help="How long the workers may take, their start included. Default: 180; 40 with --quick.",
+        ),
     ] = None,
     nnodes: NnodesOption = 1,
     node_rank: NodeRankOption = None,

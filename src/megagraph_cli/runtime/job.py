@@ -47,11 +47,13 @@ class TrainJob(Job):
 class ProfileJob(Job):
     """``mgraph profile``. The profile is written to ``out``, a line per measurement to ``progress_file``.
 
-    ``budget_s``: about how long it may take.
+    ``launched_s``: when the workers were launched, in seconds since the epoch. ``budget_s``: how long it may take from
+    then on; None: as long as is usual, and longer where the least that must be measured takes longer.
     """
 
     workload: Workload
     quick: bool
+    launched_s: float
     budget_s: float | None = None
     out: Path
     progress_file: Path

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-RUNS = 3
+_T = TypeVar("_T")
+NANO = 1e-9
+"""Seconds: what times are rounded to where ranks agree on the largest."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -38,3 +42,16 @@ def max_over_ranks(values: list[int], device: torch.device, active: bool) -> lis
     largest = torch.tensor(values, dtype=torch.int64, device=device) * int(active)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return [int(value) for value in largest.tolist()]
+
+
+def unless_exhausted(function: Callable[[], _T]) -> _T | None:
+    """What ``function`` gives; None where the device ran out of memory, whose caches are then free again."""
+    try:
+        return function()
+    except torch.OutOfMemoryError:
+        pass
+    # Not within the handler: the exception's frames hold the tensors.
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None

@@ -11,13 +11,14 @@ import torch
 from megagraph_cli.artifacts.profile import HostSample
 from megagraph_cli.artifacts.workload import embedding_inputs
 from megagraph_cli.graph.batch import BatchBuilder, SequenceSpec, gather_inputs
-from megagraph_cli.runtime.measure import RUNS, mean_over_ranks, timed
+from megagraph_cli.runtime.grid import RUNS
+from megagraph_cli.runtime.measure import mean_over_ranks, timed
 from megagraph_cli.runtime.probes import Context
 
 Op = Literal["construct", "gather"]
 
 
-def measure_host(context: Context, num_targets: int) -> list[HostSample]:
+def measure_host(context: Context, num_targets: int, runs: int = RUNS) -> list[HostSample]:
     """Both parts of building a batch of ``num_targets``, by the threads that a worker has, on all workers at once."""
     workload = context.workload
     assert workload.graph is not None
@@ -34,8 +35,8 @@ def measure_host(context: Context, num_targets: int) -> list[HostSample]:
 
     gather()
     samples: dict[Op, list[float]] = {
-        "construct": [timed(partial(builder.build, targets, epoch=epoch, view=0), cpu) for epoch in range(2, 2 + RUNS)],
-        "gather": [timed(gather, cpu) for _ in range(RUNS)],
+        "construct": [timed(partial(builder.build, targets, epoch=epoch, view=0), cpu) for epoch in range(2, 2 + runs)],
+        "gather": [timed(gather, cpu) for _ in range(runs)],
     }
     return [_sample(context, op, num_targets, taken) for op, taken in samples.items()]
 

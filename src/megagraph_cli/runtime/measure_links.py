@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from megagraph_cli.artifacts.profile import CommSample, Link
 from megagraph_cli.parallel.collectives import all_gather
-from megagraph_cli.runtime.measure import RUNS, max_over_ranks, timed
+from megagraph_cli.runtime.grid import RUNS
+from megagraph_cli.runtime.measure import NANO, max_over_ranks, timed
 
 _REPEATS = 5
 """Messages timed together: one alone is shorter than the clock and the scheduler are exact."""
 _LONG_S = 0.1
 """A message that takes longer is timed alone: over a slow network the profile would take minutes."""
-_NANO = 1e-9
 Pair = tuple[int, int]
 
 
@@ -111,5 +111,5 @@ def _samples(function: Callable[[int], None], device: torch.device, *, active: b
 
 
 def _slowest(taken: list[float], device: torch.device, active: bool) -> list[float]:
-    nanoseconds = max_over_ranks([round(seconds / _NANO) for seconds in taken], device, active)
-    return [value * _NANO for value in nanoseconds]
+    nanoseconds = max_over_ranks([round(seconds / NANO) for seconds in taken], device, active)
+    return [value * NANO for value in nanoseconds]

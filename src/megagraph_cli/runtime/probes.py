@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +10,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megagraph_cli.artifacts.profile import Context as ContextName
-from megagraph_cli.artifacts.profile import Recompute
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.graph.graph import Graph
 from megagraph_cli.layout.dims import AXES, ParallelDims, Place
@@ -31,6 +28,7 @@ from megagraph_cli.runtime.build import (
     parameter_dtype,
     wide,
 )
+from megagraph_cli.runtime.grid import PLAIN, Way
 from megagraph_cli.runtime.step import TrainStep
 from megagraph_cli.runtime.tensors import DeviceBatch, to_device
 
@@ -48,16 +46,6 @@ class Context:
     def targets_of(self, count: int) -> NDArray[np.int64]:
         """``count`` training targets, from the start again where there are fewer."""
         return np.resize(self.train_targets, count)
-
-
-class Way(NamedTuple):
-    """How a plan runs its layers: values of the fields of that name in plan.json."""
-
-    recompute: Recompute
-    context: ContextName
-
-
-PLAIN = Way("none", "ring")
 
 
 def context_mesh(group: dist.ProcessGroup) -> Mesh:
@@ -133,6 +121,13 @@ class Probe:
         runner.inbox = [device_batch]
         self._gradient = None
         return batch_bytes(device_batch, self.kind)
+
+    def unload(self) -> None:
+        """Let go of the micro-batch and of what was made of it."""
+        self.inputs = self._gradient = None
+        self.parts.runner.inbox = ()
+        if self.train.table is not None:
+            self.train.table.forget()
 
     def forward(self) -> Tensor:
         """One micro-batch forward, its bias channels built for the layer kinds, its loss for the head."""
