@@ -25,10 +25,11 @@ from megagraph_cli.layout.dims import AXES, ParallelDims
 from megagraph_cli.parallel.mesh import build_mesh
 from megagraph_cli.parallel.row_adamw import RowAdamW
 from megagraph_cli.parallel.table import TableGradient
-from megagraph_cli.runtime.measure_compute import Sizes, measure_modules, measure_optimizer
+from megagraph_cli.runtime.grid import PLAIN, Sizes
+from megagraph_cli.runtime.measure_compute import Room, measure_modules, measure_optimizer
 from megagraph_cli.runtime.measure_host import measure_host
 from megagraph_cli.runtime.meters import metered
-from megagraph_cli.runtime.probes import PLAIN, Context
+from megagraph_cli.runtime.probes import Context
 from tests.graph.tiny import random_graph
 from tests.ranks import run_ranks
 from tests.runtime.small import CPU, make_plan, make_trainer, one_rank, small_workload
@@ -67,7 +68,7 @@ def predictor() -> Predictor:
                 hosts=1, device="cpu", num_devices=1, memory_bytes=1, overhead_bytes=0, backend="gloo", torch=""
             ),
             compute=[
-                *measure_modules(context, 1, alone, PLAIN, Sizes((1, 2), (8, 16, 32))),
+                *measure_modules(context, 1, alone, PLAIN, Sizes((1, 2), (8, 16, 32)), Room(math.inf)),
                 *(measure_optimizer(context, alone, layers) for layers in (1, 4)),
             ],
             comm=[],
