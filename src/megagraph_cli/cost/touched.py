@@ -64,10 +64,14 @@ class Touched:
     def exchange_bytes(self) -> int:
         """Held beside the sum while it is made: a rank's own, all ids, and a piece with what gloo copies aside.
 
-        Gloo lets go late: of two pieces one after another three copies are there at once.
+        Gloo lets go late: what each of its two threads copied last may be there at once.
         """
-        copies = min(1 + self.gathers, 3)
-        return self.passing_bytes + self.gathered_ids_bytes + copies * self.gathered_bytes if self.gathers else 0
+        return self.passing_bytes + self.gathered_ids_bytes + 3 * self.gathered_bytes if self.gathers else 0
+
+    @property
+    def late_bytes(self) -> int:
+        """What gloo may still hold when the sum is applied: the last piece and its copy."""
+        return 2 * self.gathered_bytes
 
     @property
     def update_bytes(self) -> int:
@@ -75,4 +79,4 @@ class Touched:
         if not self.rows:
             return 0
         piece = -(-self._summed_rows // num_pieces(self._summed_rows, self.dim, self.rows))
-        return piece * (4 * self._row_bytes + 5 * ID_BYTES)
+        return piece * (4 * self._row_bytes + 5 * ID_BYTES) + self.late_bytes

@@ -12,7 +12,7 @@ of the micro-batch that goes back:
 - from the first backward to the last, M rows and ids of the step so far, and in a backward beside these n rows and
   their slots, which stand where the activations of the layers before went;
 - the sum over ranks: a rank's own M rows and ids, the g M ids of all, min(g M, U) rows and ids of the sum, and a piece
-  of everyone's rows, of which gloo makes a second copy that may still be there when the next piece comes;
+  of everyone's rows, of which gloo makes a copy that may still be there when the next piece has its own;
 - norm and optimizer: the sum, and what ``RowAdamW`` makes beside a piece of it.
 
 Ids alone (sorting them as a step begins, say) are never the most: at that moment there is no activation.
@@ -156,19 +156,17 @@ class TableGradient:
         ids = self._gather(own.ids)
         self.touched = self._zeros(distinct_rows(ids.view(-1), num_rows)[0], own.in_use)
         length = -(-own.in_use // num_pieces(own.in_use, dim, own.in_use))
+        # One buffer for all pieces: gloo would hold on to each one's own for a while.
+        buffer = own.rows.new_empty(self._sharers * length * dim)
         for part, rows in zip(torch.split(ids, length, dim=1), torch.split(own.rows, length), strict=True):
-            self._add_everyones(self.touched, part, rows)
+            for each in zip(part, self._gather(rows, buffer[: self._sharers * rows.numel()]), strict=True):
+                self.touched.add(*each)
 
-    def _add_everyones(self, total: TouchedRows, ids: Tensor, own: Tensor) -> None:
-        """Add a piece of every rank's rows, of which ``ids`` [g, n] are known; gone when this returns."""
-        for each in zip(ids, self._gather(own), strict=True):
-            total.add(*each)
-
-    def _gather(self, own: Tensor) -> Tensor:
-        """[n, ...] of every rank: [g, n, ...]."""
-        everyones = own.new_empty((self._sharers, *own.shape))
+    def _gather(self, own: Tensor, buffer: Tensor | None = None) -> Tensor:
+        """[n, ...] of every rank: [g, n, ...], in ``buffer`` where there is one."""
+        everyones = own.new_empty(self._sharers * own.numel()) if buffer is None else buffer
         all_gather(everyones.view(-1, *own.shape[1:]), own, self._mesh.loss)
-        return everyones
+        return everyones.view(self._sharers, *own.shape)
 
     def forget(self) -> None:
         """Drop what lookups have left so far."""
