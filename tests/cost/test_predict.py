@@ -150,6 +150,23 @@ def test_a_peak_is_its_largest_phase_whatever_touches_the_table(predictor: Predi
     assert phases == {True, False}
 
 
+def test_layers_that_run_again_on_several_context_ranks_leave_their_keys_and_values(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 b R d numbers of four bytes, in the backward, and nowhere else."""
+
+    def backward(cp: int, recompute: str) -> float:
+        setting = Setting(ParallelDims(1, 1, cp), 1, "gpipe", recompute)
+        return float(predictor.memory(setting, role_of(0, 1), np.array([2.0])).backward.item())
+
+    cases = ((2, "full"), (2, "none"), (1, "full"))
+    found = [backward(*case) for case in cases]
+    monkeypatch.setattr(Predictor, "_unawaited", lambda *_: 0)
+    batch, model = predictor.workload.batch, predictor.workload.model
+    left = 2 * batch.batch_size * batch.rows(2).rows_per_rank * model.hidden_dim * 4
+    assert [mine - backward(*case) for mine, case in zip(found, cases, strict=True)] == [left, 0, 0]
+
+
 def test_1f1b_holds_fewer_micro_batches_on_late_stages(predictor: Predictor) -> None:
     split = (4, 4, 4)
     held = {

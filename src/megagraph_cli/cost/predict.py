@@ -244,8 +244,18 @@ class Predictor:
             touched=self.touched(setting, role),
             received=boundary_bytes(self.workload, self.size(setting)) * (not role.first),
             returned=boundary_bytes(self.workload, self.size(setting)) * (not role.last),
+            unawaited=self._unawaited(setting),
             remedy=self.remedy(min(setting.dims.cp, 2)),
         )
+
+    def _unawaited(self, setting: Setting) -> int:
+        """Bytes of the keys and values that may live on from a layer's second forward into its backward.
+
+        Plans that run layers again on several context ranks were measured to hold up to so much more than their layers
+        alone did; those that keep activations, or have one context rank, were not.
+        """
+        again = setting.dims.cp > 1 and setting.recompute == "full"
+        return 2 * boundary_bytes(self.workload, self.size(setting)) * again
 
     def tables(self, setting: Setting) -> StageTables:
         """Costs of every stage for every number of layers it may hold."""
