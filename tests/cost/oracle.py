@@ -240,7 +240,7 @@ class Oracle:
             "forward_transient_bytes": message * (min(count, held + 1 + 2) * (not first) + (not last)),
             "backward_transient_bytes": message * (min(count, held + 1 + 1) * (not first) + min(count, 2) * (not last)),
         }
-        if way[0] == "full" and cp > 1:  # keys and values of the forward before
+        if way[0] == "full" and cp > 1:  # measured, and unexplained
             boundaries["backward_transient_bytes"] += 2 * message
         fixed = 4 * weights + math.ceil(count * batch)
         peaks = []

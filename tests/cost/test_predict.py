@@ -150,7 +150,7 @@ def test_a_peak_is_its_largest_phase_whatever_touches_the_table(predictor: Predi
     assert phases == {True, False}
 
 
-def test_layers_that_run_again_on_several_context_ranks_leave_their_keys_and_values(
+def test_layers_that_run_again_on_several_context_ranks_count_as_much_more_as_keys_and_values(
     predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 b R d numbers of four bytes, in the backward, and nowhere else."""
@@ -161,7 +161,7 @@ def test_layers_that_run_again_on_several_context_ranks_leave_their_keys_and_val
 
     cases = ((2, "full"), (2, "none"), (1, "full"))
     found = [backward(*case) for case in cases]
-    monkeypatch.setattr(Predictor, "_unawaited", lambda *_: 0)
+    monkeypatch.setattr(Predictor, "_unexplained", lambda *_: 0)
     batch, model = predictor.workload.batch, predictor.workload.model
     left = 2 * batch.batch_size * batch.rows(2).rows_per_rank * model.hidden_dim * 4
     assert [mine - backward(*case) for mine, case in zip(found, cases, strict=True)] == [left, 0, 0]

@@ -110,13 +110,13 @@ def stage_bytes(
     touched: Touched,
     received: int,
     returned: int,
-    unawaited: int,
+    unexplained: int,
     remedy: str,
 ) -> RoleMemory:
     """Bytes of a stage that runs ``parts`` in this order; ``size.layers`` and ``parameters`` are arrays.
 
     ``received`` and ``returned`` are the bytes that come from the stage before and the stage after for one
-    micro-batch; ``unawaited`` those that a layer's second forward may leave to its backward. Gradients live in one flat
+    micro-batch; ``unexplained`` are needed in the backward beside what the parts need. Gradients live in one flat
     buffer for the whole run, but for those of the ``table`` bytes of node embeddings, of which only the rows that a
     step touches exist, for the step: ``touched``.
     """
@@ -151,7 +151,7 @@ def stage_bytes(
         returned=returned * one,
         saved=saved,
         forward=np.maximum(forward - saved, 0.0),
-        backward=np.maximum(backward - saved, 0.0) + unawaited,
+        backward=np.maximum(backward - saved, 0.0) + unexplained,
         optimizer=step * one,
         touched=touched,
     )

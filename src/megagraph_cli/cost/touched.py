@@ -75,7 +75,10 @@ class Touched:
 
     @property
     def update_bytes(self) -> int:
-        """Held beside the sum while a piece of it is applied: gradient, two moments, rows; ids, counts, corrections."""
+        """Held beside the sum while a piece of it is applied: gradient, two moments, rows; ids, counts, corrections.
+
+        And what gloo let go of late.
+        """
         if not self.rows:
             return 0
         piece = -(-self._summed_rows // num_pieces(self._summed_rows, self.dim, self.rows))
