@@ -27,7 +27,7 @@ demo: setup
 
 # Two test processes, a file in one of them: files share what is slow to set up. In the order of tests/conftest.py.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 25
 
 lint: setup
 	$(BIN)/ruff check .
@@ -39,7 +39,7 @@ check: lint
 
 # All plans in both number types, one after another: their workers are more than most machines have cores.
 parity: setup
-	MGRAPH_PARITY=all $(BIN)/python -m pytest tests/parity
+	MGRAPH_PARITY=all $(BIN)/python -m pytest -o faulthandler_timeout=1800 tests/parity
 
 # make bench lists the benchmarks, make bench BENCH=accuracy runs one.
 bench: setup

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-DEADLINE_S = 540.0
+DEADLINE_S = 360.0
 _IMPORTED = ["torch", "torch.distributed.device_mesh", "megagraph_cli.runtime.train"]
 
 
