@@ -21,6 +21,7 @@ import torch.distributed as dist
 from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.layout.dims import Place
 from megagraph_cli.parallel.mesh import COLLECTIVE_DEADLINE
+from megagraph_cli.runtime.heap import keep_freed_memory
 
 _WATCH_S = 1.0
 
@@ -50,6 +51,7 @@ def run_worker(main: Callable[[Worker, dict[str, Any]], None]) -> None:
     # Signals are the launcher's to handle, also those sent to the whole process tree: it asks for a stop by file.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    keep_freed_memory(os.environ)
     torch.set_num_threads(int(job["threads"]))
     worker = Worker(
         rank=rank,
