@@ -21,6 +21,8 @@ from rich.text import Text
 
 from megagraph_cli.errors import EXIT_UNEXPECTED, MgraphError
 
+_WIDTH_OFF_TERMINAL = 200
+
 
 class Bar(Protocol):
     """A running bar: ``at(done, what)`` moves it, ``total`` may become known on the way.
@@ -82,7 +84,9 @@ class Screen:
     @classmethod
     def stderr(cls) -> Screen:
         """The screen of the command line."""
-        return cls(_Console(stderr=True, highlight=False, soft_wrap=True))
+        # Off a terminal rich assumes 80 columns and would fold cells that scripts look for.
+        width = None if sys.stderr.isatty() else _WIDTH_OFF_TERMINAL
+        return cls(_Console(stderr=True, highlight=False, soft_wrap=True, width=width))
 
     def note(self, text: str) -> None:
         """One plain line."""
@@ -101,14 +105,12 @@ class Screen:
         """A table; all columns but the first are right-aligned. Empty column names: no header."""
         headed = any(columns)
         style = box.SIMPLE_HEAD if headed else None
-        table = Table(title=escape(title), box=style, title_justify="left", show_header=headed)
+        table = Table(title=escape(title), box=style, title_justify="left", show_header=headed, pad_edge=False)
         for index, column in enumerate(columns):
             table.add_column(escape(column), justify="right" if index else "left")
         for row in rows:
             table.add_row(*(escape(cell) for cell in row))
-        # Off a terminal rich assumes 80 columns and would fold cells that scripts look for.
-        width = None if self.console.is_terminal else 200
-        self.console.print(table, width=width, soft_wrap=False)
+        self.console.print(table, soft_wrap=False)
 
     @contextmanager
     def bar(self, what: str, total: float | None = None) -> Iterator[Bar]:

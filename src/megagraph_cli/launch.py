@@ -14,10 +14,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from megagraph_cli import tether
 from megagraph_cli.errors import EXIT_INTERRUPTED, MgraphError
 from megagraph_cli.failures import (
     LAUNCHER_LOG,
@@ -32,7 +32,7 @@ from megagraph_cli.failures import (
 from megagraph_cli.hosts.address import Hosts
 from megagraph_cli.hosts.crew import Crew, Report
 from megagraph_cli.machine import threads_per_worker
-from megagraph_cli.processes import MARK, TERMINATE_S, descendants, end_with_parent, kill_all, marked, send_signal
+from megagraph_cli.processes import MARK, TERMINATE_S, descendants, kill_all, marked, send_signal
 
 POLL_S = 0.1
 STOP_S = 60.0
@@ -148,13 +148,12 @@ def _attempt(spec: Launch) -> Outcome:
         command = torchrun_command(spec.worker_module, spec.job_path, spec.num_workers, on_free_port(spec.crew.hosts))
         command.insert(command.index("-m", 3), f"--log-dir={scratch}")
         process = subprocess.Popen(
-            command,
+            _tethered(command),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=_environment(spec, mark),
             start_new_session=True,
-            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         watch = _Watch(spec, process, mark, signals)
         try:
@@ -170,6 +169,12 @@ def _attempt(spec: Launch) -> Outcome:
     if process.returncode != 0:
         raise find_failure(spec.log_dir, spec.place_of, killed_hanging=watch.killed_hanging)
     return Outcome()
+
+
+def _tethered(command: list[str]) -> list[str]:
+    """The same module in a process that ends with this one; ``command`` is ``python -m MODULE ARGUMENT ...``."""
+    python, _, *module = command
+    return [python, "-m", tether.__name__, str(os.getpid()), *module]
 
 
 def _environment(spec: Launch, mark: str) -> dict[str, str]:

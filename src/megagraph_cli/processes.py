@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import subprocess
-import sys
 
 import psutil
 
 TERMINATE_S = 5.0
 MARK = "MGRAPH_LAUNCH_ID"
 """A variable in the environment of every process of a launch."""
-_PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent(parent: int) -> None:
-    """Runs in torchrun's process before it starts: the kernel ends it with mgraph, however that ends.
-
-    Workers watch the launcher themselves, but only once they run; torchrun takes along those that do not yet.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before it could be watched
-            os._exit(1)
 
 
 def kill_all(process: subprocess.Popen[bytes], mark: str) -> None:

@@ -24,6 +24,12 @@ folder = Path(sys.argv[2])
 graph = load_graph(sys.argv[1], folder, folder / "cache", progress=lambda text: print(text, flush=True))
 print("digest", graph.digest)
 """
+_HEEDS_CTRL_C = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+from megagraph_cli.cli import main
+main()
+"""
 
 
 def start(name: str, folder: Path) -> subprocess.Popen[str]:
@@ -95,14 +101,8 @@ def test_whoever_waits_for_another_preparation_says_so(tmp_path: Path) -> None:
 
 def test_ctrl_c_during_preparation_leaves_nothing_and_exits_130(tmp_path: Path) -> None:
     name, cache = "synthetic:nodes=400000,edges=4000000", tmp_path / "cache"
-    call = [sys.executable, "-m", "megagraph_cli.cli", "data", name, "--cache", str(cache), "--json"]
-    process = subprocess.Popen(
-        call,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
+    call = [sys.executable, "-c", _HEEDS_CTRL_C, "data", name, "--cache", str(cache), "--json"]
+    process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not list(cache.glob(".*.tmp")):
         assert process.poll() is None, process.communicate()

@@ -10,13 +10,16 @@ from megagraph_cli.artifacts.cost_model import CostModel, Quality
 from megagraph_cli.artifacts.plan import BriefPlan, Plan
 from megagraph_cli.artifacts.profile import Profile
 from megagraph_cli.artifacts.run import Run
-from megagraph_cli.artifacts.validation import Validation
+from megagraph_cli.artifacts.validation import ValidatedPlan, Validation
 from megagraph_cli.console import Screen
 from megagraph_cli.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:  # data and train have no need to wait for the search
     from megagraph_cli.commands.explain import Explanation
     from megagraph_cli.cost.explain import PlanCost
+
+# As narrow as can be: a terminal of 80 columns has two or four figures beside them.
+_PLAN_COLUMNS = ["plan", "pp×cp\n×dp", "layers", "micro-\nbatches", "sche-\ndule", "re-\ncompute", "context"]
 
 
 def show_facts(name: str, facts: Mapping[str, object], screen: Screen) -> None:
@@ -57,7 +60,7 @@ def show_plan(plan: Plan, cost: PlanCost, out: Path, top: int, screen: Screen) -
     counts = plan.search
     searched = "" if counts is None else f", best of {counts.num_feasible} feasible of {counts.num_candidates} plans"
     screen.note(f"{out}: {plan.gpus} workers{searched}")
-    columns = ["plan", "layers", "micro-batches", "schedule", "recompute", "context", "step time", "peak memory"]
+    columns = [*_PLAN_COLUMNS, "step time", "peak\nmemory"]
     rows = [_plan_row("chosen", plan)] + [
         _plan_row(f"#{number}", brief) for number, brief in enumerate(plan.runners_up[:top], start=2)
     ]
@@ -132,17 +135,15 @@ def show_validation(found: Validation, out: Path, screen: Screen) -> None:
         guess, truth = plan.predicted, plan.measured
         rows.append(
             [
-                f"{'pick' if number == 0 else f'#{number}'}: {plan.dims.parallel()}",
-                ",".join(map(str, plan.layers_per_stage)),
-                f"{plan.num_microbatches} {plan.schedule}",
-                f"{plan.recompute} {plan.context}",
+                "pick" if number == 0 else f"#{number}",
+                *_way_cells(plan),
                 format_seconds(guess.step_s),
                 format_seconds(truth.step_s),
                 format_bytes(guess.peak_bytes),
                 format_bytes(truth.peak_bytes),
             ]
         )
-    columns = ["plan", "layers", "micro-batches", "ways", "step predicted", "measured", "peak predicted", "measured"]
+    columns = [*_PLAN_COLUMNS, "step\npredicted", "measured", "peak\npredicted", "measured"]
     screen.table(str(out), columns, rows)
     spearman = "–" if found.time.spearman is None else f"{found.time.spearman:.3f}"
     r2 = "–" if found.memory.r2 is None else f"{found.memory.r2:.4f}"
@@ -172,15 +173,24 @@ def show_run(run: Run, run_dir: Path, metric: str, screen: Screen) -> None:
     screen.table(str(run_dir), ["", "predicted", "measured", "predicted ÷ measured"], rows)
 
 
-def _plan_row(name: str, plan: Plan | BriefPlan) -> list[str]:
-    forecast = plan.predicted
+def _way_cells(plan: Plan | BriefPlan | ValidatedPlan) -> list[str]:
+    """What ``_PLAN_COLUMNS`` but the first have; the context says nothing where there is one context rank."""
+    dims = plan.dims
     return [
-        f"{name}: pp={plan.dims.pp} cp={plan.dims.cp} dp={plan.dims.dp}",
-        ",".join(str(layers) for layers in plan.layers_per_stage),
+        f"{dims.pp}×{dims.cp}×{dims.dp}",
+        ",".join(map(str, plan.layers_per_stage)),
         str(plan.num_microbatches),
         plan.schedule,
         plan.recompute,
-        plan.context,
+        plan.context if dims.cp > 1 else "–",
+    ]
+
+
+def _plan_row(name: str, plan: Plan | BriefPlan) -> list[str]:
+    forecast = plan.predicted
+    return [
+        name,
+        *_way_cells(plan),
         _seconds(forecast.step_s if forecast else None),
         _bytes(forecast.peak_bytes if forecast else None),
     ]
