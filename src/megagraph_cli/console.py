@@ -105,7 +105,14 @@ class Screen:
         """A table; all columns but the first are right-aligned. Empty column names: no header."""
         headed = any(columns)
         style = box.SIMPLE_HEAD if headed else None
-        table = Table(title=escape(title), box=style, title_justify="left", show_header=headed, pad_edge=False)
+        table = Table(
+            title=escape(title),
+            box=style,
+            title_justify="left",
+            show_header=headed,
+            pad_edge=False,
+            collapse_padding=True,
+        )
         for index, column in enumerate(columns):
             table.add_column(escape(column), justify="right" if index else "left")
         for row in rows:
