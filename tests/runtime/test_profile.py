@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megagraph_cli.artifacts.profile import ComputeSample, Profile
+from megagraph_cli.artifacts.profile import CommSample, ComputeSample, Profile
 from megagraph_cli.cost.fitting import fit
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.space import Pins
@@ -103,6 +103,47 @@ def test_a_slow_start_costs_a_budget_that_nobody_asked_for_no_measurements(tmp_p
     for start_s, limit_s in ((10.0, 180.0), (90.0, 180.0), (100.0, 190.0), (300.0, 390.0)):
         assert profiler(tmp_path, Clock(0.0, 0.0), None)._limit_s(start_s) == limit_s - ENDING_S
         assert profiler(tmp_path, Clock(0.0, 0.0), 60.0)._limit_s(start_s) == 60.0 - ENDING_S
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "most", "largest"),
+    [
+        (1e10, 2**22, 2**22),
+        (1e10, 2**22 + 4, 2**22 + 4),
+        (1e10, 2**26, 2**26),
+        (1e10, 2**40, 2**28),
+        (5e8, 2**40, 2**25),
+        (1e7, 2**40, 2**22),
+    ],
+)
+def test_sums_as_large_as_the_gradient_are_measured_unless_they_take_long(
+    tmp_path: Path, bytes_per_s: float, most: int, largest: int
+) -> None:
+    def sample(size: int) -> CommSample:
+        seconds = size / bytes_per_s
+        return CommSample(
+            op="all_reduce", axis="dp", group_size=2, link="host", message_bytes=size, time_s=seconds, samples_s=[]
+        )
+
+    made = profiler(tmp_path, Clock(0.0, 0.0), None)
+    grid = Grid.of(64, 4, quick=False, largest=64)
+    made._messages(grid, sample, least=False, most=most)
+    assert max(each.message_bytes for each in made.comm) == largest
+    made.comm.clear()
+    made._messages(grid, sample, least=True, most=most)
+    assert [each.message_bytes for each in made.comm] == [MESSAGE_BYTES[0], MESSAGE_BYTES[-1]]
+
+
+def test_the_largest_sum_is_the_gradient_without_a_table(tmp_path: Path) -> None:
+    made = profiler(tmp_path, Clock(0.0, 0.0), None)
+    workload = made.job.workload
+    features = workload.model_copy(update={"model": workload.model.model_copy(update={"embedding": "features"})})
+    table = workload.model_copy(update={"model": workload.model.model_copy(update={"embedding": "both"})})
+    sizes = []
+    for each in (features, table):
+        made.job = made.job.model_copy(update={"workload": each})
+        sizes.append(made._gradient_bytes())
+    assert sizes == 2 * [4 * features.parameters().of_model(features.model.num_layers)]
 
 
 def test_progress_tells_seconds_gone_and_left(alone: None, tmp_path: Path) -> None:

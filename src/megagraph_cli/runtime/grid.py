@@ -9,6 +9,10 @@ from megagraph_cli.artifacts.profile import Context, Recompute
 
 _T = TypeVar("_T")
 MESSAGE_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22)
+LARGER_MESSAGES = (1 << 25, 1 << 28)
+"""Sizes of a sum beyond these, up to what the model's whole gradient has, while they do not take long."""
+LARGER_S = 0.25
+"""The longest that a larger message may be expected to take, by the one before."""
 DEPTHS = (1, 2, 4, 8)
 DEEPER = (12, 16)
 """Layers in a row of models that have more than ``DEPTHS``: a cache may be left as late as that (paper: past 8)."""

@@ -23,7 +23,18 @@ from megagraph_cli.graph.prepare import open_graph
 from megagraph_cli.graph.splits import make_split
 from megagraph_cli.parallel.mesh import COLLECTIVE_DEADLINE
 from megagraph_cli.runtime.estimates import host_s, messages_s, modules_s, optimizer_s
-from megagraph_cli.runtime.grid import LEAST_TOP, PLAIN, RUNS, Grid, Sizes, Way, ends, ways
+from megagraph_cli.runtime.grid import (
+    LARGER_MESSAGES,
+    LARGER_S,
+    LEAST_TOP,
+    PLAIN,
+    RUNS,
+    Grid,
+    Sizes,
+    Way,
+    ends,
+    ways,
+)
 from megagraph_cli.runtime.grouping import Grouping
 from megagraph_cli.runtime.job import ProfileJob
 from megagraph_cli.runtime.measure import max_over_ranks
@@ -140,9 +151,12 @@ class Profiler:
             works.append(Work(f"messages between stages, {link}", partial(self._messages, grid, measure), *times))
         for size, link, optional in self._degrees():
             group = self._group_of(size, link, most=None if link == NETWORK else 1)
-            for what, of_group in (("sums", measure_all_reduce), ("gathers", measure_all_gather)):
+            for what, of_group, most in (
+                ("sums", measure_all_reduce, self._gradient_bytes()),
+                ("gathers", measure_all_gather, 0),
+            ):
                 measure = partial(of_group, self.worker.device, group, size, link=link)
-                take = partial(self._messages, grid, measure)
+                take = partial(self._messages, grid, measure, most=most)
                 times = messages_s(len(grid.messages), link), messages_s(2, link)
                 works.append(Work(f"{what} over {size} ranks, {link}", take, *times, optional))
         return sorted(works, key=lambda work: work.optional)
@@ -194,8 +208,20 @@ class Profiler:
     def _host(self, targets: int, least: bool) -> None:
         self.host += measure_host(self.context, targets, 1 if least else RUNS)
 
-    def _messages(self, grid: Grid, measure: Callable[[int], CommSample], least: bool) -> None:
+    def _messages(self, grid: Grid, measure: Callable[[int], CommSample], least: bool, most: int = 0) -> None:
+        """The grid's sizes, and larger ones until ``most`` bytes are reached or they would take long, on all ranks."""
         self.comm += [measure(size) for size in (ends(grid.messages) if least else grid.messages)]
+        for larger in () if least else LARGER_MESSAGES:
+            last, size = self.comm[-1], min(larger, most)
+            if last.message_bytes >= most or last.time_s * size / last.message_bytes > LARGER_S:
+                break
+            self.comm.append(measure(size))
+
+    def _gradient_bytes(self) -> int:
+        """Of the whole model: the largest sum that any plan has. A table's is gathered, row by row."""
+        workload = self.job.workload
+        counts = workload.parameters()
+        return (counts.of_model(workload.model.num_layers) - counts.table) * workload.itemsize_bytes
 
     def _pair(self, link: Link) -> Pair | None:
         """This rank's among the pairs that send to each other."""
