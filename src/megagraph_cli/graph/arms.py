@@ -21,7 +21,7 @@ from megagraph_cli.graph.prefetch import prefetch
 from megagraph_cli.graph.streams import HALF, LOW, below, bits, uniform
 from megagraph_cli.graph.tables import FEATURES_DENSE, FEATURES_SPARSE
 
-BLOCK = 384
+BLOCK = 1536
 """Most tries that are made together."""
 
 _RESTART = np.uint64(644245094)  # 0.15 of 2^32

@@ -22,7 +22,7 @@ from megagraph_cli.graph.streams import sequence_key, start_stream, uniform
 
 _NODES = 0
 _SUPERS = 1
-_GROUP = 8
+_GROUP = 32
 """Targets that are drawn for together."""
 _TRIES = BLOCK // _GROUP
 """Most tries of a target in a round."""
