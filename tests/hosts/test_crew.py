@@ -6,8 +6,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from megagraph_cli.hosts.crew import Crew, FailedElsewhere, joined
 from megagraph_cli.launch import free_port
 
 Body = Callable[[Crew], Any]
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -40,10 +42,22 @@ def nothing(crew: Crew) -> None:
 
 def on_all(hosts: Hosts, body: Body) -> list[Future[Any]]:
     """``body`` on every host; the last one comes first."""
-    with ThreadPoolExecutor(hosts.count) as pool:
+    with threads(hosts.count) as pool:
         ranks = reversed(range(hosts.count))
         started = {rank: pool.submit(on, replace(hosts, rank=rank), body) for rank in ranks}
+        wait(started.values(), timeout=PATIENCE_S)
+    assert all(future.done() for future in started.values()), "a host waits for something that does not come"
     return [started[rank] for rank in range(hosts.count)]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool that is not waited for: a host that never ends fails its test instead of keeping it."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def error_of(future: Future[Any]) -> MgraphError:
@@ -159,12 +173,12 @@ def test_a_host_that_is_gone_is_named(hosts: Hosts, silent: bool, monkeypatch: p
         on(two, lambda crew: (met.wait(10), crew.exchange("ready", True)))
     assert caught.value.exit_code == EXIT_WORKER
     over.set()
-    thread.join()
+    thread.join(PATIENCE_S)
 
 
 def test_a_host_that_never_comes_is_named_in_time(hosts: Hosts) -> None:
     short = replace(hosts, join_s=1.0)
-    with ThreadPoolExecutor(1) as pool:
+    with threads(1) as pool:
         other = pool.submit(on, replace(short, rank=2, join_s=20.0), nothing)
         with pytest.raises(MgraphError, match=r"host 1 did not come to 127\.0\.0\.1:\d+ within 1 s") as caught:
             on(short, nothing)
@@ -178,6 +192,29 @@ def test_host_0_that_does_not_answer_is_named_in_time(hosts: Hosts) -> None:
     assert caught.value.exit_code == EXIT_WORKER
 
 
+def test_the_last_value_reaches_all_although_host_0_leaves_at_once(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host 0 knows the last value and leaves before the thread that received it goes on."""
+    put = Crew._put
+
+    def put_and_linger(crew: Crew, what: str, host: int, value: Any) -> None:
+        put(crew, what, host, value)
+        if threading.current_thread().name == link.FOLLOWER:
+            time.sleep(0.3)
+
+    monkeypatch.setattr(Crew, "_put", put_and_linger)
+    found = on_all(hosts, lambda crew: crew.exchange("x", crew.hosts.rank))
+    assert [future.result() for future in found] == 3 * [[0, 1, 2]]
+
+
+def test_a_value_that_nobody_will_tell_is_not_waited_for(hosts: Hosts) -> None:
+    found = on_all(hosts, lambda crew: crew.exchange("x", 1) if crew.hosts.rank == 1 else None)
+    assert [future.exception() for future in (found[0], found[2])] == [None, None]
+    assert "ended before host" in error_of(found[1]).message
+    assert error_of(found[1]).exit_code == EXIT_WORKER
+
+
 @pytest.mark.parametrize(
     ("theirs", "named"),
     [({"count": 3}, "--nnodes 3 but host 0 runs --nnodes 2"), ({"command": "profile"}, "mgraph profile but host 0")],
@@ -185,7 +222,7 @@ def test_host_0_that_does_not_answer_is_named_in_time(hosts: Hosts) -> None:
 def test_hosts_that_were_told_otherwise_are_refused(hosts: Hosts, theirs: dict[str, Any], named: str) -> None:
     two = replace(hosts, count=2)
     count, command = theirs.get("count", 2), theirs.get("command", "train")
-    with ThreadPoolExecutor(1) as pool:
+    with threads(1) as pool:
         other = pool.submit(on, replace(two, rank=1, count=count), nothing, command)
         with pytest.raises(MgraphError, match=named):
             on(two, nothing)
@@ -193,22 +230,22 @@ def test_hosts_that_were_told_otherwise_are_refused(hosts: Hosts, theirs: dict[s
 
 
 def test_a_rank_given_twice_and_a_stranger_leave_the_others_in_peace(hosts: Hosts) -> None:
-    with ThreadPoolExecutor(4) as pool:
+    with threads(4) as pool:
         first = pool.submit(on, hosts, lambda crew: crew.exchange("x", 0))
         with socket.create_connection(_once_listening(hosts)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with socket.create_connection(_once_listening(hosts)) as stranger:
             stranger.sendall(b'{"kind": "greetings"}\n')
         both = [pool.submit(on, replace(hosts, rank=1), lambda crew: crew.exchange("x", 1)) for _ in range(2)]
-        refused = next(as_completed(both))  # whichever called later; the other one waits for host 2
+        refused = next(as_completed(both, PATIENCE_S))  # whichever called later; the other one waits for host 2
         assert "two hosts say --node-rank 1" in error_of(refused).message
         two = pool.submit(on, replace(hosts, rank=2), lambda crew: crew.exchange("x", 2))
         (one,) = (future for future in both if future is not refused)
-        assert first.result() == one.result() == two.result() == [0, 1, 2]
+        assert [future.result(PATIENCE_S) for future in (first, one, two)] == 3 * [[0, 1, 2]]
 
 
 def test_a_host_may_be_stopped_and_started_again_before_all_have_come(hosts: Hosts) -> None:
-    with ThreadPoolExecutor(3) as pool:
+    with threads(3) as pool:
         first = pool.submit(on, hosts, lambda crew: crew.exchange("x", 0))
         with socket.create_connection(_once_listening(hosts)) as stopped:
             hello = {"kind": "hello", "rank": 1, "count": 3, "command": "train", "version": __version__}
@@ -216,7 +253,7 @@ def test_a_host_may_be_stopped_and_started_again_before_all_have_come(hosts: Hos
             time.sleep(0.5)
         one = pool.submit(on, replace(hosts, rank=1), lambda crew: crew.exchange("x", 1))
         two = pool.submit(on, replace(hosts, rank=2), lambda crew: crew.exchange("x", 2))
-        assert first.result() == one.result() == two.result() == [0, 1, 2]
+        assert [future.result(PATIENCE_S) for future in (first, one, two)] == 3 * [[0, 1, 2]]
 
 
 def _once_listening(hosts: Hosts) -> tuple[str, int]:

@@ -54,6 +54,7 @@ class Crew:
         self._values: dict[str, dict[int, Any]] = {}
         self._reports: list[Report] = []
         self._done: set[int] = set()
+        self._ended: set[int] = set()
         self._stops = 0
         self._closing = threading.Event()
         self._threads = [
@@ -105,9 +106,21 @@ class Crew:
             while len(self._values[what]) < self.hosts.count:
                 if self._reports:
                     raise min(self._reports, key=lambda report: report.echo).error()
+                self._raise_if_out_of_reach(what)
                 self._changed.wait(0.2)  # not for ever: a signal must come through
             values = self._values.pop(what)
         return [values[rank] for rank in range(self.hosts.count)]
+
+    def _raise_if_out_of_reach(self, what: str) -> None:
+        """Whoever would tell a value that is missing has ended, well by its own account: it will never come."""
+        missing = set(range(self.hosts.count)) - self._values[what].keys()
+        gone = self._ended & (missing if self.hosts.first else {0})
+        if gone:
+            raise MgraphError(
+                f"host {min(gone)} ended before it told host {min(missing)}'s {what}; "
+                "run the command again on every host",
+                EXIT_WORKER,
+            )
 
     def from_first(self, what: str, make: Callable[[], Any]) -> Any:
         """What ``make`` gives on host 0, on every host."""
@@ -138,6 +151,9 @@ class Crew:
 
     def _told(self, rank: int, message: Message) -> None:
         kind = message["kind"]
+        # Passed on before it is known here: knowing it may be all that this host still waits for before it leaves.
+        if kind != "alive" and self.hosts.first:
+            self._tell(message, but=rank)
         if kind == "value":
             self._put(message["what"], message["host"], message["value"])
         elif kind == "stop":
@@ -148,19 +164,19 @@ class Crew:
         elif kind == "done":
             with self._changed:
                 self._done.add(message["host"])
-        if kind != "alive" and self.hosts.first:
-            self._tell(message, but=rank)
 
     def _lost(self, rank: int, why: str) -> None:
         with self._changed:
+            self._ended.add(rank)
+            self._changed.notify_all()
             known = rank in self._done or any(report.host == rank for report in self._reports)
         if known or self._closing.is_set():
             return
         message = f"it {why} before it was done; look at its own message, then start again on every host"
         report = Report(rank, message, EXIT_WORKER, _failure_of(message), echo=False)
-        self._add(report)
         if self.hosts.first:
             self._tell({"kind": "failed", "report": vars(report)}, but=rank)
+        self._add(report)
 
     def _put(self, what: str, host: int, value: Any) -> None:
         with self._changed:

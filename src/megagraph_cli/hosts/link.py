@@ -15,6 +15,8 @@ Message = dict[str, Any]
 GONE_S = 30.0
 """A host that has said nothing for so long is gone; each says something every ``ALIVE_S``."""
 ALIVE_S = 2.0
+FOLLOWER = "host-link"
+"""The name of the threads that listen to other hosts."""
 MOST_BYTES = 1 << 28
 """A line longer than this is no message of ours."""
 
@@ -93,7 +95,7 @@ class Link:
             except Exception as error:  # without this thread nobody would notice that the other end is gone
                 ended(f"says what this host does not understand ({type(error).__name__}: {error})")
 
-        thread = threading.Thread(target=listen, name="host-link", daemon=True)
+        thread = threading.Thread(target=listen, name=FOLLOWER, daemon=True)
         thread.start()
         return thread
 
