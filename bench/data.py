@@ -145,13 +145,15 @@ def workload(dataset: str, num_sampled: int) -> Workload:
 
 
 def compare(what: str, folder: Path, turns: int, bar: str = "") -> None:
-    """Steps of the plan in ``folder`` with the loader and with batches built beforehand, in turn; medians."""
+    """Steps of the plan in ``folder`` with the loader and with batches built beforehand, in turn; medians.
+
+    Memory is watched in a run of its own: to add up a process's pages takes milliseconds in which it cannot map any.
+    """
     loaded, ready, waits = [], [], []
-    most, times = 0, 0
+    with Watch(private_bytes, is_worker) as seen:
+        steps(folder, "watched", train.orders.WORKER)
     for turn in range(turns):
-        with Watch(private_bytes, is_worker) as seen:
-            step_s, stall_s = steps(folder, f"loaded-{turn}", train.orders.WORKER)
-        most, times = max(most, seen.most), times + seen.times
+        step_s, stall_s = steps(folder, f"loaded-{turn}", train.orders.WORKER)
         loaded.append(step_s)
         waits.append(stall_s / step_s)
         ready.append(steps(folder, f"ready-{turn}", "parts.beforehand")[0])
@@ -159,7 +161,7 @@ def compare(what: str, folder: Path, turns: int, bar: str = "") -> None:
     say("  of it, waiting for the batch", f"{median(waits):.1%}", "at most 5%")
     say("  slower than with batches built beforehand", f"{median(loaded) / median(ready) - 1:.1%}", bar)
     say("  the same, least and most of the turns", " to ".join(f"{each - 1:.1%}" for each in ends(loaded, ready)))
-    say(f"  most private memory of all workers, GB, of {times} moments", f"{most / 1e9:.2f}", "at most 8")
+    say(f"  most private memory of all workers, GB, of {seen.times} moments", f"{seen.most / 1e9:.2f}", "at most 8")
 
 
 def ends(loaded: list[float], ready: list[float]) -> list[float]:

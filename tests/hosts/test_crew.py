@@ -211,7 +211,7 @@ def test_the_last_value_reaches_all_although_host_0_leaves_at_once(
 def test_a_value_that_nobody_will_tell_is_not_waited_for(hosts: Hosts) -> None:
     found = on_all(hosts, lambda crew: crew.exchange("x", 1) if crew.hosts.rank == 1 else None)
     assert [future.exception() for future in (found[0], found[2])] == [None, None]
-    assert "ended before host" in error_of(found[1]).message
+    assert "host 0 ended before it told host" in error_of(found[1]).message
     assert error_of(found[1]).exit_code == EXIT_WORKER
 
 
