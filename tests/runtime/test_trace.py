@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from megagraph_cli.layout.dims import Place
 from megagraph_cli.runtime.trace import TRACED_STEPS, Tracer
@@ -63,3 +64,33 @@ def test_a_step_leaves_a_span_for_each_piece_of_its_work() -> None:
     (names,) = run_ranks(1, _spans_of_a_step)
     passes = [f"device {kind} {number}" for number in range(2) for kind in ("forward", "backward")]
     assert names == [*passes, "link reduction", "link norm", "device optimizer"]
+
+
+def test_on_cuda_a_span_waits_for_its_own_stream_alone(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receive that is posted ahead is on another stream and ends when a neighbour sends, perhaps after the span."""
+    device, waits = torch.device("cuda", 1), []
+
+    class Stream:
+        def __init__(self, of: torch.device) -> None:
+            self.of = of
+
+        def synchronize(self) -> None:
+            waits.append(self.of)
+
+    def whole_device(*_: object) -> None:
+        raise AssertionError("the span waits for the receive, too")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", whole_device)
+    tracer = Tracer(Path("unwritten"), 0, Place(0, 0, 0), device)
+    with tracer.span("device", "not traced"):
+        pass
+    tracer.begin_step()
+    with tracer.span("host", "construction"):
+        pass
+    assert waits == []
+    with tracer.span("device", "forward 0"):
+        assert waits == [device]
+    with tracer.span("link", "receive for forward 0"):
+        assert waits == [device] * 3
+    assert waits == [device] * 4

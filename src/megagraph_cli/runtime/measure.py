@@ -16,12 +16,16 @@ NANO = 1e-9
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait for all that the device does, on every stream: no receive may be posted that waits for this rank."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def timed(function: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, the device's work included."""
+    """Seconds of one call, all of the device's work included: a send is on a stream that the caller never waits for.
+
+    What ``function`` receives it also waits for, so that no message of another call is outstanding.
+    """
     synchronize(device)
     start = time.perf_counter()
     function()

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from megagraph_cli.artifacts.trace import Lane, Span, write_trace
 from megagraph_cli.layout.dims import Place
-from megagraph_cli.runtime.measure import synchronize
 
 TRACED_STEPS = 3
 
@@ -20,7 +19,9 @@ TRACED_STEPS = 3
 class Tracer:
     """Spans of one rank over ``TRACED_STEPS`` steps. Outside of these it costs nothing but a look at a flag.
 
-    On cuda a span waits for the device at both ends: a traced step is slower, and its times are the device's.
+    On cuda a span waits at both ends for what this rank has queued: a traced step is slower, and its times are the
+    device's. It waits for the stream of the work alone. A receive that was posted ahead is a kernel of another stream
+    that ends when a neighbour sends, and the neighbour may be waiting for what this rank does after the span.
     """
 
     def __init__(self, path: Path | None, rank: int, place: Place, device: torch.device) -> None:
@@ -46,13 +47,18 @@ class Tracer:
             yield
             return
         if lane != "host":
-            synchronize(self.device)
+            self._settle()
         start_s = time.perf_counter()
         yield
         if lane != "host":
-            synchronize(self.device)
+            self._settle()
         since_s = self._since_s
         self.spans.append(Span(self.rank, lane, name, start_s - since_s, time.perf_counter() - since_s))
+
+    def _settle(self) -> None:
+        """Wait until the device has done this span's work; its stream itself waits for the messages that it takes."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def write(self) -> None:
         """All ranks' spans into one file; every rank calls it, rank 0 writes."""
