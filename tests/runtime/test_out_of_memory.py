@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from megagraph_cli.artifacts.profile import ComputeSample
 from megagraph_cli.errors import EXIT_INFEASIBLE, MgraphError
 from megagraph_cli.graph.splits import make_split
+from megagraph_cli.runtime import measure_compute
 from megagraph_cli.runtime.grid import PLAIN, Sizes
 from megagraph_cli.runtime.measure_compute import Room, Subject, measure_modules, try_microbatches
 from megagraph_cli.runtime.probes import Context, Probe
@@ -151,6 +154,34 @@ def test_sequences_are_tried_from_one_on_and_never_past_the_memory(alone: None) 
     with runs_out("layer", 99, 0) as tried:
         assert try_microbatches(context(), world(), 1e-9, 1e15).largest == 1
         assert set(tried) == {1}
+
+
+@pytest.mark.parametrize(
+    ("device", "batch_size", "tried", "largest"),
+    [
+        # 1 ms for up to 500 sequences, then 2 us for each: 0.2 s are 100,000 sequences, 32 tell of no more than 6400.
+        ("cuda", 200_000, [2**n for n in range(17)], 100_000),
+        ("cuda", 300, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300], 60_000),
+        ("cpu", 200_000, [1, 2, 4, 8, 16, 32], 6400),
+    ],
+)
+def test_on_cuda_sequences_double_until_the_layer_takes_as_long_as_is_asked(
+    alone: None, monkeypatch: pytest.MonkeyPatch, device: str, batch_size: int, tried: list[int], largest: int
+) -> None:
+    sizes = []
+
+    def planted(_: Probe, size: int) -> measure_compute._Taken:
+        sizes.append(size)
+        return measure_compute._Taken(max(1e-3, 2e-6 * size), 1)
+
+    monkeypatch.setattr(measure_compute, "Probe", mock.Mock())
+    monkeypatch.setattr(measure_compute, "_tried", planted)
+    made = context()
+    batch = made.workload.batch.model_copy(update={"batch_size": batch_size})
+    made = replace(made, workload=made.workload.model_copy(update={"batch": batch}), device=torch.device(device))
+    found = try_microbatches(made, world(), 0.2, 1e15)
+    assert sizes == tried
+    assert found.largest == pytest.approx(largest, abs=1)
 
 
 def test_a_trial_that_runs_out_ends_below_it(alone: None) -> None:

@@ -6,7 +6,7 @@ from megagraph_cli.artifacts.profile import Link
 from megagraph_cli.runtime.grid import PLAIN, Sizes, Way
 
 _SAMPLE_S = 0.05
-"""Building a micro-batch and gathering what every rank measured."""
+"""Building a small micro-batch and gathering what every rank measured."""
 _PROBE_S = 0.05
 """Building a stage, its gradients and its optimizer."""
 _METERED = 2.0
@@ -27,7 +27,9 @@ def modules_s(sizes: Sizes, way: Way, cp: int, link: Link, sequence_s: float) ->
     passes = sizes.runs + 1 + _METERED * (3 if way.context == "allgather" else 1)
     each_s = sequence_s / cp * (_AGAIN if way.recompute == "full" else 1.0)
     fixed_s = _SAMPLE_S * (len(samples) + others * len(sizes.microbatches)) + _PROBE_S * (len(kinds) + others)
-    return passes * each_s * sequences + fixed_s
+    # A fast device runs so many sequences at once that the host's share counts.
+    built_s = _TARGET_S * (sum(size for _, size in samples) + others * sum(sizes.microbatches))
+    return passes * each_s * sequences + built_s + fixed_s
 
 
 def optimizer_s(num_layers: int) -> float:
