@@ -141,7 +141,10 @@ class _Readings(NamedTuple):
 
 
 def _readings(probe: Probe, size: int, runs: int) -> _Readings:
-    batch = probe.load(size)
+    # One pass goes before what is metered and timed, so that nothing is first.
+    with probe.context.fragmentation.watched(probe.context.device):
+        batch = probe.load(size)
+        probe.backward(probe.forward())
     memory = [probe.parameters_bytes, *_memory_of(probe), batch]
     return _Readings(memory, [seconds for _ in range(runs) for seconds in _one_run(probe)])
 
@@ -178,11 +181,10 @@ def _one_run(probe: Probe) -> tuple[float, float]:
 
 
 def _memory_of(probe: Probe) -> list[int]:
-    """[saved, forward peak, backward peak] of one micro-batch; one run goes before, so that nothing is first.
+    """[saved, forward peak, backward peak] of one micro-batch.
 
     The least of several readings: a collective's own thread may free memory late, and only ever adds to a reading.
     """
-    probe.backward(probe.forward())
     readings = [_one_reading(probe) for _ in range(_READINGS if probe.way.context == "allgather" else 1)]
     return [min(values) for values in zip(*readings, strict=True)]
 
@@ -199,7 +201,8 @@ def _one_reading(probe: Probe) -> list[int]:
 def measure_optimizer(context: Context, alone: dist.ProcessGroup, num_layers: int, runs: int = RUNS) -> ComputeSample:
     """What follows a step's reductions, for the weights of ``num_layers`` layers."""
     probe = Probe(context, context_mesh(alone), "optimizer", num_layers)
-    probe.optimize()
+    with context.fragmentation.watched(context.device):
+        probe.optimize()
     with metered(context.device, from_zero=True) as reading:
         probe.optimize()
     samples = mean_over_ranks([timed(probe.optimize, context.device) for _ in range(runs)], context.device, True)

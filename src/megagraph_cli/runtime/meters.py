@@ -87,7 +87,7 @@ def _on_cpu(reading: Reading, from_zero: bool) -> Iterator[None]:
 def overhead_bytes(device: torch.device) -> int:
     """What a worker takes besides live tensors.
 
-    cuda: all memory in use on the device by this process's context, libraries and fragmentation, beyond live tensors;
+    cuda: all memory in use on the device by this process's context, libraries and cached blocks, beyond live tensors;
     cpu: resident bytes (call it before the first batch).
     """
     if device.type == "cuda":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from megagraph_cli.runtime.build import (
     wide,
 )
 from megagraph_cli.runtime.grid import PLAIN, Way
+from megagraph_cli.runtime.spare import Fragmentation
 from megagraph_cli.runtime.step import TrainStep
 from megagraph_cli.runtime.tensors import DeviceBatch, to_device
 
@@ -42,6 +43,7 @@ class Context:
     device: torch.device
     threads: int
     train_targets: NDArray[np.int64]
+    fragmentation: Fragmentation = field(default_factory=Fragmentation)
 
     def targets_of(self, count: int) -> NDArray[np.int64]:
         """``count`` training targets, from the start again where there are fewer."""

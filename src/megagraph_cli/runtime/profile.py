@@ -41,10 +41,11 @@ from megagraph_cli.runtime.measure import max_over_ranks
 from megagraph_cli.runtime.measure_compute import Room, measure_modules, measure_optimizer, try_microbatches
 from megagraph_cli.runtime.measure_host import measure_host
 from megagraph_cli.runtime.measure_links import Pair, measure_all_gather, measure_all_reduce, measure_p2p
-from megagraph_cli.runtime.meters import free_bytes, overhead_bytes
+from megagraph_cli.runtime.meters import free_bytes
 from megagraph_cli.runtime.pace import Pace, Work
 from megagraph_cli.runtime.probes import Context
 from megagraph_cli.runtime.setup import Worker, run_worker
+from megagraph_cli.runtime.spare import WorkerMemory
 
 HOST: Link = "host"
 NETWORK: Link = "network"
@@ -242,15 +243,10 @@ def main(worker: Worker, values: dict[str, Any]) -> None:
     graph = open_graph(job.graph_path)
     split = make_split(graph, dataset.split, dataset.split_seed)
     torch.set_float32_matmul_precision("high" if job.workload.train.matmul_precision == "tf32" else "highest")
-    # Everyone's overhead before anyone's first batch; free memory with every worker's overhead already taken.
-    (overhead,) = max_over_ranks([overhead_bytes(worker.device)], worker.device, True)
-    free = -max_over_ranks([-free_bytes(worker.device)], worker.device, True)[0]
+    memory = WorkerMemory.at_start(worker.device, worker.world_size // job.hosts)
     profiler = Profiler(worker, job, Context(job.workload, graph, worker.device, job.threads, split.train))
     profiler.measure_all()
-    if worker.device.type == "cuda":
-        # Library workspaces and communicators come with use.
-        torch.cuda.empty_cache()
-        (overhead,) = max_over_ranks([max(overhead, overhead_bytes(worker.device))], worker.device, True)
+    memory = memory.at_end(worker.device, profiler.context.fragmentation)
     if worker.rank == 0:
         Profile(
             workload=job.workload,
@@ -258,8 +254,8 @@ def main(worker: Worker, values: dict[str, Any]) -> None:
                 hosts=job.hosts,
                 device=job.device,
                 num_devices=worker.world_size,
-                memory_bytes=_per_worker(free, overhead, worker, job.hosts),
-                overhead_bytes=overhead,
+                memory_bytes=memory.memory_bytes,
+                overhead_bytes=memory.overhead_bytes,
                 backend=dist.get_backend(),
                 torch=torch.__version__,
             ),
@@ -267,13 +263,6 @@ def main(worker: Worker, values: dict[str, Any]) -> None:
             comm=profiler.comm,
             host=profiler.host,
         ).save(job.out)
-
-
-def _per_worker(free: int, overhead: int, worker: Worker, hosts: int) -> int:
-    """What one worker may take in all: on a CPU an equal share of the host's free memory."""
-    if worker.device.type == "cuda":
-        return free + overhead
-    return free // (worker.world_size // hosts) + overhead
 
 
 if __name__ == "__main__":
