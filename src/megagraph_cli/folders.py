@@ -11,14 +11,29 @@ from megagraph_cli.kernelcache import kernel_folder
 if TYPE_CHECKING:
     from megagraph_cli.commands.workloads import Folders
 
+_HOME = Path("~/.cache/mgraph")
+
 
 def folders_of(root: Path | None, cache: Path | None, accept_download: bool) -> Folders:
     """Folders from the flags, else the environment, else the user's cache; numba's compiled kernels go there too."""
-    home = Path("~/.cache/mgraph").expanduser()
-    root = root or Path(os.environ.get("MGRAPH_DATA") or home / "data")
-    cache = cache or Path(os.environ.get("MGRAPH_CACHE") or home / "graphs")
-    # Before numba is imported, here and in the workers, which inherit it: kernels are compiled once per host.
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_folder(cache.expanduser().absolute())))
+    root = root or Path(os.environ.get("MGRAPH_DATA") or _HOME / "data")
+    keep_kernels(cache)
     from megagraph_cli.commands.workloads import Folders
 
-    return Folders(root.expanduser(), cache.expanduser(), accept_download)
+    return Folders(root.expanduser(), _cache_of(cache), accept_download)
+
+
+def keep_kernels(cache: Path | None) -> None:
+    """Have numba keep compiled kernels beside the prepared graphs.
+
+    Called before numba is imported, here and in the workers, which inherit it: kernels are compiled once per host.
+    """
+    try:
+        folder = _cache_of(cache)
+    except RuntimeError:  # a user without a home: numba looks for a place itself
+        return
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_folder(folder.absolute())))
+
+
+def _cache_of(cache: Path | None) -> Path:
+    return (cache or Path(os.environ.get("MGRAPH_CACHE") or _HOME / "graphs")).expanduser()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-_WITH_KERNELS = ("graph", "model")
+_WITH_KERNELS = ("cost", "graph", "model")
 
 
 def kernel_folder(cache: Path) -> Path:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,3 +145,36 @@ def test_a_term_that_was_never_measured_is_added_by_the_call_that_is_named(tmp_p
 
 def test_force_plans_for_another_device(request_: SearchRequest, tmp_path: Path) -> None:
     assert search.run(replace(request_, device="cuda", force=True), tmp_path / "plan.json").device == "cuda"
+
+
+NOWHERE = {"NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator,UserWideCacheLocator"}
+"""numba may not write beside the sources, as where they belong to somebody else."""
+
+
+def search_deep_pipelines(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A search that runs compiled code, in a process of its own."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "MGRAPH_CACHE")}
+    flags = "--gpus 4 --pp 4 --cp 1 --dp 1 --schedule 1f1b --json --debug"
+    return subprocess.run(
+        [sys.executable, "-m", "megagraph_cli.cli", "search", *flags.split()],
+        cwd=folder,
+        env=kept | NOWHERE | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_compiled_code_is_kept_beside_the_prepared_graphs(request_: SearchRequest, tmp_path: Path) -> None:
+    done = search_deep_pipelines(tmp_path, MGRAPH_CACHE=str(tmp_path / "graphs"))
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "graphs" / "numba").rglob("levels.*.nbi"))) == 1
+
+
+def test_a_search_that_can_keep_nothing_still_finds_its_plan(request_: SearchRequest, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder can be made in here", encoding="utf-8")
+    places = {"MGRAPH_CACHE": str(file / "graphs"), "HOME": str(file), "XDG_CACHE_HOME": str(file / "cache")}
+    done = search_deep_pipelines(tmp_path, **places)
+    assert done.returncode == 0, done.stderr
+    assert Plan.load(tmp_path / "plan.json").schedule == "1f1b"

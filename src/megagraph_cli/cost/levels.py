@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numba import njit
 
 from megagraph_cli.cost.terms import Array
 
 
-@njit(nogil=True, cache=True)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled code, kept for later searches; where no place can be written every search compiles it, in a second."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # numba's: "no locator available"
+        return njit(nogil=True)(function)
+
+
+@_compiled
 def longest_by_levels(forward: Array, backward: Array, p2p_s: float, pp: int, count: int, beyond: Array) -> Array:
     """Start of every piece of work, level by level: level h holds F_s(h - s) and B_s(h - pp + 1) of every stage s."""
     splits, known = forward.shape

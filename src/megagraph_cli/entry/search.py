@@ -10,6 +10,7 @@ import typer
 from megagraph_cli import recipes
 from megagraph_cli.console import Screen, print_json
 from megagraph_cli.errors import MgraphError
+from megagraph_cli.folders import keep_kernels
 from megagraph_cli.options import (
     CacheOption,
     CompareOption,
@@ -94,7 +95,7 @@ def search(
     dataset: DatasetOption = None,
     recipe: RecipeOption = None,
     root: RootOption = None,  # noqa: ARG001 (no graph is read here: scripts may pass one set of flags everywhere)
-    cache: CacheOption = None,  # noqa: ARG001
+    cache: CacheOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
     yes: YesOption = False,  # noqa: ARG001
@@ -105,6 +106,7 @@ def search(
     from megagraph_cli.commands import search as command
     from megagraph_cli.commands import tables
 
+    keep_kernels(cache)
     if (dataset or recipe) and not force:
         fitted = CostModel.load(cost_model)
         recipes.check_matches(fitted.workload, cost_model, dataset=dataset, recipe=recipe, sets=())
