@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from megagraph_cli.artifacts.plan import Plan
-from megagraph_cli.commands import explain, fit, search
+from megagraph_cli.commands import explain, fit, report, search, tables
 from megagraph_cli.commands.search import SearchRequest
+from megagraph_cli.console import Screen
 from megagraph_cli.cost.explain import WAITING
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.layout.dims import factorisations
@@ -220,6 +221,26 @@ def test_the_report_shows_the_search_and_reaches_for_nothing(request_: SearchReq
     assert search.find(request_).cost.step_s < done.cost.step_s
     assert "the search was told --pp 2" in page.words
     assert Plan.load(tmp_path / "plan.json") == done.plan
+
+
+def test_a_plan_that_is_not_proven_says_how_far_it_may_be_off(
+    request_: SearchRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = search.find(request_)
+    assert done.plan.search is not None
+    for gap, said in ((0.0, None), (0.0312, "at most 3.2 % from the optimum"), (1e-6, "at most 0.1 %")):
+        counts = done.plan.search.model_copy(update={"max_gap": gap})
+        plan = done.plan.model_copy(update={"search": counts})
+        tables.warn_unproven(plan, Screen.stderr())
+        tables.show_plan(plan, done.cost, Path("plan.json"), 2, Screen.stderr())
+        page = Page()
+        page.feed(report.page(request_, replace(done, plan=plan)))
+        screen = " ".join(capsys.readouterr().err.split())
+        for shown in (screen, page.words):
+            assert shown.lower().count("best found of") == (said is not None)
+            assert shown.count("from the optimum") == (said is not None)
+            assert said is None or said in shown
+        assert ("warning:" in screen) == (said is not None)
 
 
 def test_the_trace_holds_every_piece_of_work_once(request_: SearchRequest, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from megagraph_cli.artifacts.plan import BriefPlan
 from megagraph_cli.commands.charts import Point, scatter, stacked_bars, timeline
 from megagraph_cli.commands.explain import Explanation, explain_pins
 from megagraph_cli.commands.search import Searched, SearchRequest, pins_of
+from megagraph_cli.commands.tables import unproven
 from megagraph_cli.commands.timeline import process_names, spans_of
 from megagraph_cli.cost.explain import PlanCost
 from megagraph_cli.cost.space import Pins
@@ -51,11 +52,14 @@ def page(request: SearchRequest, searched: Searched) -> str:
     ]
     points = [_point(each, "front") for each in plan.pareto[1:]] + [_point(each, "other") for each in plan.runners_up]
     points.append(_point(best, "chosen"))
+    doubt = unproven(plan)
+    praise = "Best found" if doubt else "Best"
     sections = [
         f"<h1>{escape(title)}</h1>",
         f"<p>Chosen: <b>{escape(_said(best))}</b>, {format_seconds(plan.predicted.step_s)} a step, "
-        f"{format_bytes(plan.predicted.peak_bytes)} at its peak. Best of {plan.search.num_feasible} plans that fit "
+        f"{format_bytes(plan.predicted.peak_bytes)} at its peak. {praise} of {plan.search.num_feasible} plans that fit "
         f"{format_bytes(limit_bytes)} per device, of {plan.search.num_candidates} in all.</p>",
+        *([f"<p>{escape(doubt[0].upper() + doubt[1:])}.</p>"] if doubt else []),
         "<h2>Step time and peak memory: every plan that no other beats in both, and the runners-up</h2>",
         scatter(points, limit_bytes),
         "<h2>Memory of each stage, by term, against the limit</h2>",

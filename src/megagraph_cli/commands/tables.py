@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,7 +59,8 @@ def show_cost_model(cost_model: CostModel, out: Path, screen: Screen) -> None:
 def show_plan(plan: Plan, cost: PlanCost, out: Path, top: int, screen: Screen) -> None:
     """The plan, its stages' time and memory by term, and the first ``top`` runners-up."""
     counts = plan.search
-    searched = "" if counts is None else f", best of {counts.num_feasible} feasible of {counts.num_candidates} plans"
+    best = "best" if counts is None or counts.max_gap == 0 else "best found"
+    searched = "" if counts is None else f", {best} of {counts.num_feasible} feasible of {counts.num_candidates} plans"
     screen.note(f"{out}: {plan.gpus} workers{searched}")
     columns = [*_PLAN_COLUMNS, "step time", "peak\nmemory"]
     rows = [_plan_row("chosen", plan)] + [
@@ -126,6 +128,22 @@ def warn_extrapolated(plan: Plan, screen: Screen) -> None:
             f"{each.quantity} {each.asked:g} (measured to {each.measured_max:g})" for each in plan.extrapolated
         )
         screen.warn(f"the forecast is extrapolated beyond what was measured: {said}")
+
+
+def unproven(plan: Plan) -> str | None:
+    """One sentence where the search ran out of work before every answer was proven, else None."""
+    if plan.search is None or plan.search.max_gap == 0:
+        return None
+    # Rounded up: it is a bound.
+    percent = math.ceil(1000 * plan.search.max_gap) / 10
+    return f"the search ended before it had proven its plan the fastest: it is at most {percent:g} % from the optimum"
+
+
+def warn_unproven(plan: Plan, screen: Screen) -> None:
+    """One warning when a faster plan may have been missed."""
+    sentence = unproven(plan)
+    if sentence is not None:
+        screen.warn(sentence)
 
 
 def show_validation(found: Validation, out: Path, screen: Screen) -> None:

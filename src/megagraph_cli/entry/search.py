@@ -134,6 +134,7 @@ def search(
     searched = command.write(request, out, report=report, trace=trace)
     plan = searched.plan
     tables.warn_extrapolated(plan, screen)
+    tables.warn_unproven(plan, screen)
     if as_json:
         print_json(plan.model_dump(mode="json", by_alias=True) | {"out": str(out)})
     else:
