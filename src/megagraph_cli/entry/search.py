@@ -43,14 +43,22 @@ if TYPE_CHECKING:
     from megagraph_cli.commands.search import SearchRequest
 
 
+def _check_asked(candidate: str | None, plan: Path | None, *, report: Path | None, trace: Path | None) -> None:
+    """What answers one question and writes nothing is asked for nothing else. Raises MgraphError (exit 2)."""
+    if candidate is not None and plan is not None:
+        raise MgraphError("--explain and --compare answer two questions; give one of them")
+    question = "--explain" if candidate is not None else "--compare" if plan is not None else None
+    for flag, path in (("--report", report), ("--trace", trace)):
+        if question and path is not None:
+            raise MgraphError(f"{question} writes nothing, so {flag} {path} would stay unwritten; give one of them")
+
+
 def _explain(
     request: SearchRequest, candidate: str | None, plan: Path | None, screen: Screen, *, as_json: bool
 ) -> None:
     """``search --explain`` or ``--compare``."""
     from megagraph_cli.commands import explain, tables
 
-    if candidate is not None and plan is not None:
-        raise MgraphError("--explain and --compare answer two questions; give one of them")
     found = explain.compare(request, plan) if plan is not None else explain.explain(request, candidate or "")
     if as_json:
         print_json(found.values())
@@ -106,6 +114,7 @@ def search(
     from megagraph_cli.commands import search as command
     from megagraph_cli.commands import tables
 
+    _check_asked(explain, compare, report=report, trace=trace)
     keep_kernels(cache)
     if (dataset or recipe) and not force:
         fitted = CostModel.load(cost_model)
