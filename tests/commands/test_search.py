@@ -14,8 +14,9 @@ import pytest
 from megagraph_cli import recipes
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import Plan
-from megagraph_cli.commands import fit, search
+from megagraph_cli.commands import fit, search, tables
 from megagraph_cli.commands.search import SearchRequest
+from megagraph_cli.console import Screen
 from megagraph_cli.errors import MgraphError
 from tests.cost import planted
 
@@ -53,6 +54,37 @@ def test_overrides_change_the_workload_and_are_said_to_extrapolate(request_: Sea
     assert plan.workload.batch.batch_size == 4096
     said = {item.quantity: (item.measured_max, item.asked) for item in plan.extrapolated}
     assert said == {"gpus": (4, 8), "layers": (4, 24), "microbatch_size": (64, 512)}
+
+
+def test_micro_batches_smaller_than_any_measured_are_said_to_extrapolate(
+    request_: SearchRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = request_.cost_model_path
+    found = CostModel.load(path)
+    sizes = {sample.microbatch_size for sample in planted.profile().compute if sample.module == "layer"}
+    assert {way.least_microbatch_size for way in found.measured.ways} == {min(sizes)}
+    request = replace(request_, gpus=1, microbatches=8, recompute="none")
+
+    def said(least: int | None) -> list[tuple[str, float, float]]:
+        """Of a plan whose micro-batches are an eighth of the batch, where the plain way was measured from there on."""
+        ways = [
+            way.model_copy(update={"least_microbatch_size": least}) if way.recompute == "none" else way
+            for way in found.measured.ways
+        ]
+        found.model_copy(update={"measured": found.measured.model_copy(update={"ways": ways})}).save(path)
+        plan = search.run(request, tmp_path / "plan.json")
+        tables.warn_extrapolated(plan, Screen.stderr())
+        return [(each.quantity, each.measured_max, each.asked) for each in plan.extrapolated]
+
+    asked = found.workload.batch.batch_size // 8
+    assert min(sizes) < asked < max(sizes)
+    assert said(asked) == said(None) == []
+    # A cost model from before it was kept has no such key, and keeps its digest.
+    unknown = found.measured.ways[0].model_copy(update={"least_microbatch_size": None})
+    assert "least_microbatch_size" not in unknown.model_dump()
+    assert capsys.readouterr().err == ""
+    assert said(asked + 1) == [("microbatch_size", max(sizes), asked)]
+    assert f"microbatch_size {asked} (less than was measured)" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class MeasuredWay(Part):
     """The most layers in a row and sequences of a micro-batch that one way to run layers was measured at.
 
-    ``spread``: over several context ranks.
+    ``spread``: over several context ranks. ``least_microbatch_size`` is null in a cost model that was fitted before
+    it was kept.
     """
 
     recompute: Recompute
@@ -41,6 +42,7 @@ class MeasuredWay(Part):
     spread: bool
     layers: int = Field(ge=1)
     microbatch_size: int = Field(ge=1)
+    least_microbatch_size: int | None = Field(default=None, ge=1, exclude_if=lambda least: least is None)
 
 
 class Exhausted(Part):

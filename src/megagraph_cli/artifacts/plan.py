@@ -52,7 +52,7 @@ class SearchCounts(Part):
 
 
 class Extrapolation(Part):
-    """A quantity asked beyond what the profile measured."""
+    """A quantity asked beyond what the profile measured; ``asked`` up to ``measured_max`` is less than the least."""
 
     quantity: str
     measured_max: float

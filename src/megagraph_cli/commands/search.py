@@ -25,7 +25,7 @@ from megagraph_cli.artifacts.workload import MAX_BATCH_SIZE, Workload
 from megagraph_cli.commands.devices import Device, check_writable, device_of_artifact
 from megagraph_cli.commands.timeline import process_names, spans_of
 from megagraph_cli.cost.explain import PlanCost, cost_of
-from megagraph_cli.cost.measured import most_measured
+from megagraph_cli.cost.measured import least_microbatch, most_measured
 from megagraph_cli.cost.predict import Predictor, boundary_bytes
 from megagraph_cli.cost.search import Found, SearchResult, search
 from megagraph_cli.cost.setting import role_of
@@ -194,17 +194,21 @@ def _brief(found: Found) -> BriefPlan:
 
 
 def _extrapolated(predictor: Predictor, best: Found, gpus: int) -> list[Extrapolation]:
-    """What the chosen plan asks beyond the largest measured for the way in which it runs its layers."""
+    """What the chosen plan asks beyond what was measured for the way in which it runs its layers.
+
+    That is more than the largest, and of micro-batches less than the smallest, too.
+    """
     measured, split = predictor.cost_model.measured, best.choice.split
     # The model's last layer is another module.
     in_a_row = max([*split[:-1], split[-1] - 1])
     size = predictor.size(best.setting, in_a_row)
     layers, microbatch = most_measured(measured, size)
+    least = least_microbatch(measured, size)
     message = _largest_message(predictor, best)
     asked = [
         ("gpus", measured.gpus, gpus, gpus > measured.gpus),
         ("layers", layers, max(split), in_a_row > layers),
-        ("microbatch_size", microbatch, size.microbatch, size.microbatch > microbatch),
+        ("microbatch_size", microbatch, size.microbatch, not least <= size.microbatch <= microbatch),
         ("message_bytes", measured.message_bytes, message, message > measured.message_bytes),
     ]
     return [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megagraph_cli.artifacts.cost_model import CostModel, Quality
-from megagraph_cli.artifacts.plan import BriefPlan, Plan
+from megagraph_cli.artifacts.plan import BriefPlan, Extrapolation, Plan
 from megagraph_cli.artifacts.profile import Profile
 from megagraph_cli.artifacts.run import Run
 from megagraph_cli.artifacts.validation import ValidatedPlan, Validation
@@ -124,10 +124,14 @@ def _cost_said(cost: PlanCost) -> str:
 def warn_extrapolated(plan: Plan, screen: Screen) -> None:
     """One warning when the forecast goes beyond what the profile measured."""
     if plan.extrapolated:
-        said = ", ".join(
-            f"{each.quantity} {each.asked:g} (measured to {each.measured_max:g})" for each in plan.extrapolated
-        )
+        said = ", ".join(map(_extrapolation_said, plan.extrapolated))
         screen.warn(f"the forecast is extrapolated beyond what was measured: {said}")
+
+
+def _extrapolation_said(found: Extrapolation) -> str:
+    beyond = found.asked > found.measured_max
+    bound = f"measured to {found.measured_max:g}" if beyond else "less than was measured"
+    return f"{found.quantity} {found.asked:g} ({bound})"
 
 
 def unproven(plan: Plan) -> str | None:

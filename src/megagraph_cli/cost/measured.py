@@ -21,7 +21,7 @@ def measured_range(profile: Profile) -> MeasuredRange:
         layers=max(sample.num_layers for sample in layers),
         microbatch_size=max(sample.microbatch_size for sample in layers),
         message_bytes=max((sample.message_bytes for sample in profile.comm), default=0),
-        ways=[_most(by_way[key]) for key in sorted(by_way)],
+        ways=[_range(by_way[key]) for key in sorted(by_way)],
         exhausted=sorted(exhausted, key=Exhausted.model_dump_json),
     )
 
@@ -31,9 +31,18 @@ def most_measured(measured: MeasuredRange, size: Size) -> tuple[int, int]:
 
     A way that was never measured has terms that are missing, so that no plan gets this far.
     """
-    way = next(way for way in measured.ways if _way(way) == (size.recompute, size.context, size.cp > 1))
+    way = _measured_way(measured, size)
     fits = [each.fits for each in measured.exhausted if _at_least(size, each)]
     return way.layers, min([way.microbatch_size, *fits])
+
+
+def least_microbatch(measured: MeasuredRange, size: Size) -> int:
+    """Sequences of a micro-batch from which on a stage as ``size`` is no extrapolation: 1 where it is not known."""
+    return _measured_way(measured, size).least_microbatch_size or 1
+
+
+def _measured_way(measured: MeasuredRange, size: Size) -> MeasuredWay:
+    return next(way for way in measured.ways if _way(way) == (size.recompute, size.context, size.cp > 1))
 
 
 def _at_least(size: Size, found: Exhausted) -> bool:
@@ -51,7 +60,7 @@ def _way(way: MeasuredWay) -> tuple[str, str, bool]:
     return way.recompute, way.context, way.spread
 
 
-def _most(samples: Sequence[ComputeSample]) -> MeasuredWay:
+def _range(samples: Sequence[ComputeSample]) -> MeasuredWay:
     first = samples[0]
     return MeasuredWay(
         recompute=first.recompute,
@@ -59,6 +68,7 @@ def _most(samples: Sequence[ComputeSample]) -> MeasuredWay:
         spread=first.cp > 1,
         layers=max(sample.num_layers for sample in samples),
         microbatch_size=max(sample.microbatch_size for sample in samples),
+        least_microbatch_size=min(sample.microbatch_size for sample in samples),
     )
 
 
