@@ -28,12 +28,13 @@ STOP = 2 * STEPS_PER_EPOCH + 1
 """One step after the first update."""
 # float64 rounding of 1e-16 grows over 20 steps of lr 0.01; the parity suite allows plans the same.
 TOLERANCE = 1e-10
+FLOAT32_TOLERANCE = 1e-4
 
 pytestmark = pytest.mark.ranks
 
 
-def plans() -> dict[str, Plan]:
-    workload = small_workload(small_graph(), train={"sampling_update_epochs": EVERY})
+def plans(dtype: str = "float64") -> dict[str, Plan]:
+    workload = small_workload(small_graph(), train={"sampling_update_epochs": EVERY, "dtype": dtype})
     return {
         "one": make_plan(workload),
         "pp": make_plan(workload, pp=2, layers=(1, 2), num_microbatches=3, schedule="1f1b"),
@@ -42,11 +43,11 @@ def plans() -> dict[str, Plan]:
     }
 
 
-def train(rank: int, tasks: list[tuple[Path, str, int | None]]) -> None:
+def train(rank: int, tasks: list[tuple[Path, str, int | None]], dtype: str = "float64") -> None:
     """(run directory, plan, steps in all) one after another; a directory with a checkpoint is resumed."""
     graph = small_graph()
     for run_dir, plan, max_steps in tasks:
-        trainer = make_trainer(rank, run_dir, plans()[plan], graph, max_steps=max_steps)
+        trainer = make_trainer(rank, run_dir, plans(dtype)[plan], graph, max_steps=max_steps)
         dist.barrier()
         trainer.resume()
         trainer.run()
@@ -80,6 +81,17 @@ def test_every_plan_and_a_resumed_run_come_to_the_same_weights(tmp_path: Path) -
         assert len(got) == EPOCHS * STEPS_PER_EPOCH
         assert all(abs(mine / its - 1) <= TOLERANCE for mine, its in zip(got, reference, strict=True)), name
         assert Run.load(tmp_path / name / "run.json").test_score == Run.load(whole / "run.json").test_score
+
+
+def test_in_float32_every_plan_comes_to_the_same_weights_too(tmp_path: Path) -> None:
+    with one_rank():
+        train(0, [(tmp_path / "one", "one", None)], "float32")
+    run_ranks(2, train, [(tmp_path / plan, plan, None) for plan in ("pp", "dp", "cp")], "float32")
+    expected, reference = weights_of(tmp_path / "one"), losses_of(tmp_path / "one")
+    assert expected[EVERY] != expected[0]
+    for name in ("pp", "dp", "cp"):
+        assert weights_of(tmp_path / name) == expected, name
+        np.testing.assert_allclose(losses_of(tmp_path / name), reference, rtol=FLOAT32_TOLERANCE, err_msg=name)
 
 
 def test_rewards_are_the_scores_over_the_weight_of_the_arm_that_drew(monkeypatch: pytest.MonkeyPatch) -> None:
