@@ -130,6 +130,11 @@ def test_touched_rows_are_held_once_and_what_is_made_of_them_piece_by_piece() ->
     wide = Touched(300, 4, 1000, 10_000, 4)
     assert (wide.gathers, wide.gathered_bytes) == (46, 4 * 7 * 10_000 * 4)
     assert wide.update_bytes == 16 * (4 * 10_000 * 4 + 40) + 2 * wide.gathered_bytes  # a 64th of 1000 rows
+    # On cuda in one piece, of which nothing is copied aside.
+    whole = replace(wide, device="cuda")
+    assert (whole.gathers, whole.gathered_bytes, whole.late_bytes) == (1, 4 * 300 * 10_000 * 4, 0)
+    assert whole.exchange_bytes == 300 * (40_000 + 8) + 4 * 300 * 8 + whole.gathered_bytes
+    assert whole.update_bytes == 334 * (4 * 10_000 * 4 + 40)  # a third of 1000 rows
     nothing = Touched()
     assert (nothing.passing_bytes, nothing.summed_bytes, nothing.exchange_bytes, nothing.update_bytes) == (0, 0, 0, 0)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from megagraph_cli.layout.dims import AXES, ParallelDims
 from megagraph_cli.parallel.mesh import build_mesh
-from megagraph_cli.parallel.table import TableGradient, TouchedRows, distinct_rows
+from megagraph_cli.parallel.table import RowSum, TableGradient, TouchedRows, distinct_rows
 from tests.ranks import run_ranks
 from tests.runtime.small import one_rank
 
@@ -52,6 +52,21 @@ def test_rows_are_added_to_those_of_their_ids_and_those_of_no_row_change_nothing
             touched.add(torch.tensor(ids, dtype=torch.int64), rows)
             expected += plain_sum(torch.tensor(ids), rows)
         assert float((plain_sum(touched.ids, touched.rows) - expected).abs().max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_rows_of_several_ranks_are_added_up_piece_by_piece(length: int) -> None:
+    """Three ranks touch up to five rows, the last two of them fewer."""
+    ids = torch.tensor([[1, 4, 6, 9, 10], [0, 4, 9, ROWS, ROWS], [7, ROWS, ROWS, ROWS, ROWS]])
+    rows = torch.randn(3, 5, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows[ids == ROWS] = 0
+    expected = plain_sum(ids.view(-1), rows.view(-1, DIM))
+    total = RowSum(ids.clone(), torch.zeros(ROWS, DIM, dtype=torch.float64), 5)
+    for first in range(0, 5, length):
+        total.add(first, rows[:, first : first + length])
+    touched = total.touched
+    assert touched.ids[touched.ids < ROWS].tolist() == [0, 1, 4, 6, 7, 9, 10]
+    assert float((plain_sum(touched.ids, touched.rows) - expected).abs().max()) <= TOLERANCE
 
 
 def weight(rank: int, microbatch: int, count: int) -> Tensor:

@@ -163,7 +163,9 @@ class Predictor:
             return Touched()
         lookups = self.size(setting).tokens * setting.num_microbatches
         rows, sharers = math.ceil(distinct(lookups, table_rows)), setting.dims.dp * setting.dims.cp
-        return Touched(rows, sharers, table_rows, model.hidden_dim, self.workload.itemsize_bytes)
+        return Touched(
+            rows, sharers, table_rows, model.hidden_dim, self.workload.itemsize_bytes, self.cost_model.machine.device
+        )
 
     def reduced_bytes(self, role: Role, layers: Array) -> Array:
         """Bytes of a stage's gradients that are summed over dp x cp: all but those of its table of node embeddings."""

@@ -36,13 +36,15 @@ class RowAdamW:
         return {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "row_steps": self.row_steps}
 
     @torch.no_grad()
-    def step(self, touched: TouchedRows, lr: float) -> None:
+    def step(self, touched: TouchedRows, lr: float, pieces: int | None = None) -> None:
         """Update the touched rows; at least one slot is in use, no slot's row twice.
 
-        Beside the rows of a piece stand four copies: its gradient, both moments and its rows of the table.
+        Beside the rows of a piece stand four copies: its gradient, both moments and its rows of the table. ``pieces``:
+        how many, at most as many as slots are in use; as the device has it unless said.
         """
         slots, dim = touched.rows.shape
-        pieces = num_pieces(slots, dim, touched.in_use)
+        if pieces is None:
+            pieces = num_pieces(slots, dim, touched.in_use, self.table.device.type)
         for first in range(pieces):
             self._update(touched.ids[first::pieces], touched.rows[first::pieces], lr)
 

@@ -11,8 +11,9 @@ of the micro-batch that goes back:
 
 - from the first backward to the last, M rows and ids of the step so far, and in a backward beside these n rows and
   their slots, which stand where the activations of the layers before went;
-- the sum over ranks: a rank's own M rows and ids, the g M ids of all, min(g M, U) rows and ids of the sum, and a piece
-  of everyone's rows, of which gloo makes a copy that may still be there when the next piece has its own;
+- the sum over ranks: a rank's own M rows and ids, g M slots of all ranks' rows in the sum, min(g M, U) rows and ids of
+  the sum, and a piece of everyone's rows, of which gloo makes a copy that may still be there when the next piece has
+  its own;
 - norm and optimizer: the sum, and what ``RowAdamW`` makes beside a piece of it.
 
 Ids alone (sorting them as a step begins, say) are never the most: at that moment there is no activation.
@@ -53,6 +54,29 @@ class TouchedRows:
         """
         slots = torch.searchsorted(self.ids, ids).clamp_(max=self.ids.numel() - 1)
         self.rows.index_add_(0, slots, rows)
+
+
+class RowSum:
+    """The rows of g ranks added up by id, piece by piece, each rank's in turn: in one order wherever it is done.
+
+    ``touched`` is the sum so far.
+    """
+
+    def __init__(self, ids: Tensor, like: Tensor, in_use: int) -> None:
+        """``ids`` int64 [g, M]: what each rank touched, as in ``TouchedRows``, of a table ``like`` [U, D].
+
+        They are overwritten with slots of the sum: looked up once for all pieces, without memory of their own.
+        """
+        distinct, _ = distinct_rows(ids.view(-1), like.shape[0])
+        ids.copy_(torch.searchsorted(distinct, ids).clamp_(max=distinct.numel() - 1))
+        self._slots = ids
+        self.touched = TouchedRows(distinct, like.new_zeros((distinct.numel(), like.shape[1])), in_use)
+
+    def add(self, first: int, rows: Tensor) -> None:
+        """Add ``rows`` [g, n, D], those of every rank from the ``first`` on."""
+        # One call for each rank: several ranks' rows of one id within a call would be added in any order on cuda.
+        for slots, own in zip(self._slots[:, first : first + rows.shape[1]], rows, strict=True):
+            self.touched.rows.index_add_(0, slots, own)
 
 
 def distinct_rows(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -152,15 +176,15 @@ class TableGradient:
         self._most = None
         if self._sharers == 1:
             return
-        own, (num_rows, dim) = self.touched, self.table.shape
-        ids = self._gather(own.ids)
-        self.touched = self._zeros(distinct_rows(ids.view(-1), num_rows)[0], own.in_use)
-        length = -(-own.in_use // num_pieces(own.in_use, dim, own.in_use))
+        own, dim = self.touched, self.table.shape[1]
+        total = RowSum(self._gather(own.ids), self.table, own.in_use)
+        length = -(-own.in_use // num_pieces(own.in_use, dim, own.in_use, self.table.device.type))
         # One buffer for all pieces: gloo would hold on to each one's own for a while.
         buffer = own.rows.new_empty(self._sharers * length * dim)
-        for part, rows in zip(torch.split(ids, length, dim=1), torch.split(own.rows, length), strict=True):
-            for each in zip(part, self._gather(rows, buffer[: self._sharers * rows.numel()]), strict=True):
-                self.touched.add(*each)
+        for first in range(0, own.in_use, length):
+            rows = own.rows[first : first + length]
+            total.add(first, self._gather(rows, buffer[: self._sharers * rows.numel()]))
+        self.touched = total.touched
 
     def _gather(self, own: Tensor, buffer: Tensor | None = None) -> Tensor:
         """[n, ...] of every rank: [g, n, ...], in ``buffer`` where there is one."""
