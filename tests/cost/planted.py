@@ -7,7 +7,7 @@ from typing import Any
 
 from megagraph_cli.artifacts.profile import CommSample, ComputeSample, HostSample, Machine, Profile
 from megagraph_cli.artifacts.workload import Workload
-from megagraph_cli.runtime.grid import PLAIN, Grid, Sizes, ways
+from megagraph_cli.runtime.grid import PLAIN, Grid, Sizes, touched_sizes, ways
 
 SEQUENCE_ROWS = 17
 
@@ -58,6 +58,12 @@ class Planted:
     backward_factor: float = 2.0
     optimizer_call_s: float = 1e-4
     optimizer_byte_s: float = 3e-10
+    merge_sum_s: float = 7e-5
+    merge_call_s: float = 2e-5
+    merge_byte_s: float = 6e-10
+    update_step_s: float = 5e-5
+    update_call_s: float = 1.5e-4
+    update_byte_s: float = 2e-9
     p2p_call_s: float = 8e-5
     p2p_byte_s: float = 1e-9
     reduce_hop_s: float = 6e-5
@@ -192,6 +198,33 @@ def _compute(truth: Planted, work: Workload, gpus: int) -> list[ComputeSample]:
                 backward_s=seconds,
                 memory={"parameters": size, "saved": 0, "forward_peak": 0, "backward_peak": 0, "batch": 0},
                 samples_s=[[0.0, seconds]] * 3,
+            )
+        )
+    return samples + (_touched(truth, work) if counts.table else [])
+
+
+def _touched(truth: Planted, work: Workload) -> list[ComputeSample]:
+    """Two ranks' rows added up, one's updated: as many as a whole batch can touch, and fewer."""
+    dim = work.model.hidden_dim
+    most = min(work.parameters().table // dim, 2 * work.batch.batch_size * SEQUENCE_ROWS)
+    samples = []
+    for rows, pieces in touched_sizes(most, dim, "cpu"):
+        size = rows * dim * work.itemsize_bytes
+        merge = truth.merge_sum_s + 2 * (truth.merge_call_s * pieces + truth.merge_byte_s * size)
+        update = truth.update_step_s + truth.update_call_s * pieces + truth.update_byte_s * size
+        samples.append(
+            ComputeSample(
+                module="optimizer",
+                num_layers=0,
+                cp=1,
+                rows=rows,
+                sequence_rows=SEQUENCE_ROWS,
+                microbatch_size=0,
+                forward_s=merge,
+                backward_s=update,
+                memory={"parameters": size},
+                samples_s=[[merge, update]] * 3,
+                pieces=pieces,
             )
         )
     return samples

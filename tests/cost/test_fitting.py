@@ -73,6 +73,32 @@ def test_planted_time_coefficients_are_recovered() -> None:
     assert terms["optimizer_s"]["optimizer.bytes"] == pytest.approx(truth.optimizer_byte_s, rel=EXACT)
 
 
+@pytest.mark.parametrize("batch_size", [8, 256, 4096])
+def test_planted_seconds_of_touched_rows_are_recovered(batch_size: int) -> None:
+    """Whether all of them are one piece or many."""
+    truth, work = Planted(), planted.workload(batch_size=batch_size, embedding="table")
+    assert work.graph is not None
+    work = work.model_copy(update={"graph": work.graph.model_copy(update={"nodes": 10**6})})
+    terms = fit(planted.profile(truth, work=work)).terms
+    merge = {"sum": truth.merge_sum_s, "call": truth.merge_call_s, "bytes": truth.merge_byte_s}
+    update = {"step": truth.update_step_s, "call": truth.update_call_s, "bytes": truth.update_byte_s}
+    # Bytes are whole, seconds are not: of few rows the constants are nearly all.
+    assert terms["touched_merge_s"] == pytest.approx(merge, rel=1e-3)
+    assert terms["touched_update_s"] == pytest.approx(update, rel=1e-3)
+
+
+def test_a_profile_without_touched_rows_serves_workloads_without_a_table_alone() -> None:
+    work = planted.workload(embedding="both")
+    profile = planted.profile(work=work)
+    without = profile.model_copy(update={"compute": [sample for sample in profile.compute if not sample.pieces]})
+    assert "pieces" not in planted.profile().model_dump_json()
+    assert not {"touched_merge_s", "touched_update_s"} & fit(planted.profile()).terms.keys()
+    with pytest.raises(MgraphError, match="never measured the touched rows of the embedding table") as caught:
+        fit(without)
+    assert caught.value.exit_code == 4
+    assert "mgraph profile --dataset demo" in caught.value.message
+
+
 def test_planted_bytes_are_recovered() -> None:
     truth = Planted()
     terms = fit(planted.profile(truth)).terms

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megagraph_cli.cost.explain import cost_of
 from megagraph_cli.cost.fitting import fit
 from megagraph_cli.cost.memory import messages_down
 from megagraph_cli.cost.predict import Predictor
@@ -75,8 +76,16 @@ def with_table(predictor: Predictor, nodes: int, **terms: dict[str, float]) -> P
     assert work.graph is not None
     graph = work.graph.model_copy(update={"nodes": nodes})
     model = work.model.model_copy(update={"embedding": "both"})
-    cost_model = predictor.cost_model.model_copy(update={"terms": {**predictor.terms, **terms}})
+    cost_model = predictor.cost_model.model_copy(update={"terms": {**predictor.terms, **TOUCHED, **terms}})
     return Predictor(cost_model, work.model_copy(update={"graph": graph, "model": model}))
+
+
+TRUTH = planted.Planted()
+TOUCHED = {
+    "touched_merge_s": {"sum": TRUTH.merge_sum_s, "call": TRUTH.merge_call_s, "bytes": TRUTH.merge_byte_s},
+    "touched_update_s": {"step": TRUTH.update_step_s, "call": TRUTH.update_call_s, "bytes": TRUTH.update_byte_s},
+}
+"""What a profile of the workload with a table tells beside the rest."""
 
 
 def test_a_table_has_no_gradient_of_its_size(predictor: Predictor) -> None:
@@ -103,6 +112,44 @@ def test_the_touched_rows_of_a_table_are_gathered(predictor: Predictor) -> None:
     # All ids at once; 1462 rows of 32 numbers are less than a piece.
     expected += 2 * 2 * truth.join_hop_s + truth.join_byte_s * 2 / 3 * 3 * rows * (8 + 32 * 4)
     assert seconds[1] - seconds[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_a_step_does_to_its_touched_rows_is_in_its_time(predictor: Predictor) -> None:
+    """Of 10^9 rows none is looked up twice: 32 numbers of four bytes each. Half of them are gathered in two pieces."""
+    table, layers, row = with_table(predictor, 10**9), np.array([12.0]), 32 * 4
+    for dp, count, calls, sums in ((1, 4, 0, 1), (2, 2, 2 * 2, 2)):
+        setting, first = Setting(ParallelDims(1, dp, 1), count, "gpipe"), role_of(0, 1)
+        plain, more = (each.tail_parts(setting, first, layers) for each in (predictor, table))
+        assert plain.keys() == more.keys() - {"touched"}
+        # Its weights are those of the table too, but these are not updated with the others.
+        assert more["optimizer"][0] == pytest.approx(plain["optimizer"][0], rel=1e-12)
+        rows = 256 * 17  # of all replicas together
+        merged = sums * TRUTH.merge_sum_s + calls * TRUTH.merge_call_s + (dp > 1) * TRUTH.merge_byte_s * rows * row
+        # 4352 rows of 32 numbers: three pieces.
+        updated = TRUTH.update_step_s + 3 * TRUTH.update_call_s + TRUTH.update_byte_s * rows * row
+        assert float(more["touched"][0]) == pytest.approx(merged + updated, rel=1e-4)
+        backward = table.pass_parts("backward_s", setting, first, layers)
+        one = TRUTH.merge_call_s + TRUTH.merge_byte_s * 64 * 17 * row
+        assert float(backward["merge"][0]) == pytest.approx(one, rel=1e-4)
+        assert float(table.pass_parts("forward_s", setting, first, layers)["merge"][0]) == 0.0
+        cost = cost_of(table, setting, (12,))
+        assert cost.stages[0].time_s["merging"] == pytest.approx(count * one, rel=1e-4)
+        assert cost.stages[0].time_s["touched"] == float(more["touched"][0])
+        assert sum(cost.stages[0].time_s.values()) == pytest.approx(table.step_s(setting, (12,)), rel=1e-9)
+    last = table.tail_parts(Setting(ParallelDims(2, 1, 1), 4, "gpipe"), role_of(1, 2), layers)
+    assert "touched" not in last
+
+
+@pytest.mark.parametrize("quantity", ["touched_merge_s", "touched_update_s"])
+def test_touched_rows_that_were_never_measured_are_missed_by_every_plan_with_a_table(
+    predictor: Predictor, quantity: str
+) -> None:
+    table = with_table(predictor, 10**6)
+    terms = {name: values for name, values in table.terms.items() if name != quantity}
+    older = replace(table, cost_model=table.cost_model.model_copy(update={"terms": terms}), _known={})
+    with pytest.raises(MgraphError, match=rf"{quantity}.*`mgraph profile --dataset demo .*`, then fit") as caught:
+        older.forecast(Setting(ParallelDims(1, 1, 1), 1, "gpipe"), (12,))
+    assert caught.value.exit_code == EXIT_STALE
 
 
 def test_a_gather_that_was_never_measured_is_missed_by_who_needs_it_alone(predictor: Predictor) -> None:

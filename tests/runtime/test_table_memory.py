@@ -28,6 +28,7 @@ from megagraph_cli.parallel.table import TableGradient
 from megagraph_cli.runtime.grid import PLAIN, Sizes
 from megagraph_cli.runtime.measure_compute import Room, measure_modules, measure_optimizer
 from megagraph_cli.runtime.measure_host import measure_host
+from megagraph_cli.runtime.measure_touched import TouchedProbe, measure_touched
 from megagraph_cli.runtime.meters import metered
 from megagraph_cli.runtime.probes import Context
 from tests.graph.tiny import random_graph
@@ -70,6 +71,7 @@ def predictor() -> Predictor:
             compute=[
                 *measure_modules(context, 1, alone, PLAIN, Sizes((1, 2), (8, 16, 32)), Room(math.inf)),
                 *(measure_optimizer(context, alone, layers) for layers in (1, 4)),
+                *(measure_touched(TouchedProbe(context, alone), rows, 1, 1) for rows in (10, 100)),
             ],
             comm=[],
             host=measure_host(context, 8) + measure_host(context, 32),

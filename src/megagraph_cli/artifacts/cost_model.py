@@ -68,6 +68,7 @@ class MeasuredRange(Part):
     microbatch_size: int = Field(ge=1)
     message_bytes: int = Field(ge=0)
     ways: list[MeasuredWay]
+    touched_bytes: int = Field(default=0, ge=0, exclude_if=lambda most: not most)
     exhausted: list[Exhausted] = Field(default=[], exclude_if=lambda found: not found)
 
 

@@ -17,6 +17,10 @@ Context = Literal["ring", "allgather"]
 """How keys and values travel over cp > 1 ranks; with cp = 1 nothing travels and the name is ``ring``."""
 
 
+SUMMED_RANKS = 2
+"""Ranks whose rows are added up in a sample of touched rows: the fewest that add any up."""
+
+
 class Machine(Part):
     """The machine that was measured. ``memory_bytes`` is the least free memory of a device that the profile saw.
 
@@ -37,12 +41,15 @@ class ComputeSample(Part):
 
     ``recompute`` and ``context`` matter to ``layer`` and ``last_layer`` alone, and ``context`` to ``layer`` with
     cp > 1: the target row of a last layer is attended to in one way, so its ``ring`` samples stand for both.
-    ``num_layers`` middle layers in a row (0 for input, head, optimizer; a ``last_layer`` sample has 1), each
+    ``num_layers`` middle layers in a row (0 for input and head; a ``last_layer`` sample has 1), each
     micro-batch with its bias channels built once. Times are medians of ``samples_s`` [forward, backward] pairs.
     ``link``, left out where it is ``host``: what connects the context ranks.
     ``memory``: ``parameters`` (of the module), ``saved`` (held from forward to backward of a micro-batch),
     ``forward_peak`` and ``backward_peak`` (most bytes above what was live when that pass began), ``batch``
     (a micro-batch's tensors from the loader).
+    ``pieces``, left out where it is 0: an ``optimizer`` sample of no layers, but of ``rows`` touched rows of an
+    embedding table that are worked on in so many pieces. ``forward_s``: those of ``SUMMED_RANKS`` ranks added up,
+    without what travels; ``backward_s``: their norm, clipping and update; ``parameters`` are the bytes of the rows.
     ``out_of_memory``: a rank ran out; then there are no samples, times are 0 and ``parameters`` are all that is known.
     """
 
@@ -60,6 +67,7 @@ class ComputeSample(Part):
     memory: dict[str, int]
     samples_s: list[list[float]]
     out_of_memory: bool = False
+    pieces: int = Field(default=0, ge=0, exclude_if=lambda pieces: not pieces)
 
 
 class CommSample(Part):

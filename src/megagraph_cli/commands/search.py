@@ -205,11 +205,13 @@ def _extrapolated(predictor: Predictor, best: Found, gpus: int) -> list[Extrapol
     layers, microbatch = most_measured(measured, size)
     least = least_microbatch(measured, size)
     message = _largest_message(predictor, best)
+    touched_bytes = predictor.touched(best.setting, role_of(0, best.setting.dims.pp)).updated_bytes
     asked = [
         ("gpus", measured.gpus, gpus, gpus > measured.gpus),
         ("layers", layers, max(split), in_a_row > layers),
         ("microbatch_size", microbatch, size.microbatch, not least <= size.microbatch <= microbatch),
         ("message_bytes", measured.message_bytes, message, message > measured.message_bytes),
+        ("touched_bytes", measured.touched_bytes, touched_bytes, touched_bytes > measured.touched_bytes),
     ]
     return [
         Extrapolation(quantity=quantity, measured_max=float(most), asked=float(value))

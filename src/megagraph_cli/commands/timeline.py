@@ -8,6 +8,7 @@ from megagraph_cli.units import format_bytes
 
 AFTER: tuple[tuple[str, Lane], ...] = (
     ("reduction", "link"),
+    ("touched", "device"),
     ("norm", "link"),
     ("optimizer", "device"),
     ("construction", "host"),

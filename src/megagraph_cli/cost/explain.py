@@ -104,7 +104,7 @@ def _boundary_s(work: Sequence[Event]) -> float:
 
 def _named(part: str) -> str:
     """What people call a part: what a stage does once per micro-batch is mostly its bias channels."""
-    return {"stage": "channels", "layer": "layers", "last_layer": "last layer"}.get(part, part)
+    return {"stage": "channels", "layer": "layers", "last_layer": "last layer", "merge": "merging"}.get(part, part)
 
 
 def leanest(predictor: Predictor, settings: Sequence[Setting], layers: Split | None) -> tuple[Setting, Split]:

@@ -19,6 +19,7 @@ from megagraph_cli.cost.observations import (
     host_observations,
     link_observations,
     size_of,
+    touched_observations,
     values_of,
 )
 from megagraph_cli.cost.terms import (
@@ -35,7 +36,8 @@ from megagraph_cli.cost.terms import (
 LINK_TIMES = frozenset(
     f"{over(link, op)}_s" for op in ("p2p", "all_reduce", "all_gather") for link in ("host", "network")
 )
-TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "construct_s", "gather_s"}) | LINK_TIMES
+TOUCHED_TIMES = frozenset({"touched_merge_s", "touched_update_s"})
+TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "construct_s", "gather_s"}) | TOUCHED_TIMES | LINK_TIMES
 PASSES = ("forward_s", "backward_s")
 MARGIN_FOLDS = 4
 LEAST_SIZES = 3
@@ -58,7 +60,8 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
     usable = [sample for sample in profile.compute if not sample.out_of_memory]
     _check_complete(profile, usable, sets)
     pool = pool_of(profile.workload)
-    observations = compute_observations(usable, pool) + link_observations(profile) + host_observations(profile)
+    observations = compute_observations(usable, pool) + touched_observations(usable)
+    observations += link_observations(profile) + host_observations(profile)
     held_out = _held_out(observations)
     # Found without what is held out, as every coefficient that is judged by it.
     found = _find_break([item for item, out in zip(observations, held_out, strict=True) if not out])
@@ -90,10 +93,12 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
 def _check_complete(profile: Profile, usable: Sequence[ComputeSample], sets: Sequence[str]) -> None:
     machine = profile.machine
     remedy = f"{profile_call(profile.workload, machine.device, sets, machine.hosts)} --gpus {machine.num_devices}"
-    found = {sample.module for sample in usable}
+    found = {sample.module for sample in usable if not sample.pieces}
     for module in (*MODULES, "optimizer"):
         if module not in found:
             raise never_measured(f"the {module.replace('_', ' ')}", remedy)
+    if profile.workload.parameters().table and not any(sample.pieces for sample in usable):
+        raise never_measured("the touched rows of the embedding table", remedy)
     for op in ("construct", "gather"):
         if op not in {sample.op for sample in profile.host}:
             raise never_measured(f"the host's {op} time", remedy)

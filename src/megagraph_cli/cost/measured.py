@@ -21,6 +21,7 @@ def measured_range(profile: Profile) -> MeasuredRange:
         layers=max(sample.num_layers for sample in layers),
         microbatch_size=max(sample.microbatch_size for sample in layers),
         message_bytes=max((sample.message_bytes for sample in profile.comm), default=0),
+        touched_bytes=max((each.memory["parameters"] for each in profile.compute if each.pieces), default=0),
         ways=[_range(by_way[key]) for key in sorted(by_way)],
         exhausted=sorted(exhausted, key=Exhausted.model_dump_json),
     )

@@ -6,15 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megagraph_cli.artifacts.profile import CommSample, ComputeSample, Profile
+from megagraph_cli.artifacts.profile import SUMMED_RANKS, CommSample, ComputeSample, Profile
 from megagraph_cli.cost.terms import (
     Regressors,
     Size,
     all_gather_regressors,
     all_reduce_regressors,
     host_regressors,
+    merge_regressors,
     over,
     p2p_regressors,
+    row_update_regressors,
     sample_regressors,
 )
 
@@ -52,8 +54,10 @@ def size_of(sample: ComputeSample, pool: float = math.inf) -> Size:
 
 
 def values_of(sample: ComputeSample) -> dict[str, float]:
-    """The quantities that a compute sample is a measurement of."""
+    """The quantities that a compute sample is a measurement of, but for those of touched rows."""
     memory = sample.memory
+    if sample.pieces:
+        return {}
     if sample.module == "optimizer":
         return {"optimizer_s": sample.backward_s, "optimizer_transient_bytes": memory.get("backward_peak", 0)}
     saved = memory.get("saved", 0)
@@ -77,6 +81,23 @@ def compute_observations(samples: Sequence[ComputeSample], pool: float) -> list[
             regressors = sample_regressors(quantity, sample.module, size)
             group = over(sample.link, f"{sample.module} {sample.recompute} {sample.context}")
             found.append(Observation(quantity, group, place, regressors, value, size))
+    return found
+
+
+def touched_observations(samples: Sequence[ComputeSample]) -> list[Observation]:
+    """Touched rows of a table: added up, and updated."""
+    found = []
+    for sample in samples:
+        if not sample.pieces:
+            continue
+        place, rows_bytes = (float(sample.rows), float(sample.pieces)), sample.memory["parameters"]
+        merged = merge_regressors(1, SUMMED_RANKS * sample.pieces, SUMMED_RANKS * rows_bytes)
+        updated = row_update_regressors(sample.pieces, rows_bytes)
+        for quantity, regressors, value in (
+            ("touched_merge_s", merged, sample.forward_s),
+            ("touched_update_s", updated, sample.backward_s),
+        ):
+            found.append(Observation(quantity, quantity, place, regressors, value))
     return found
 
 

@@ -28,11 +28,13 @@ from megagraph_cli.cost.terms import (
     distinct,
     evaluate,
     host_regressors,
+    merge_regressors,
     over,
     p2p_regressors,
     part_regressors,
     pool_of,
     profile_call,
+    row_update_regressors,
 )
 from megagraph_cli.cost.touched import Touched
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
@@ -126,7 +128,9 @@ class Predictor:
         return np.asarray(sum(parts, start=np.zeros(len(layers))), dtype=float)
 
     def pass_parts(self, quantity: str, setting: Setting, role: Role, layers: Array) -> dict[str, Array]:
-        """Seconds of one micro-batch by part: ``stage`` (its bias channels among it) and every module."""
+        """Seconds of one micro-batch by part: ``stage`` (its bias channels among it), every module, and of a table
+        ``merge``: its rows added to those of the micro-batches before.
+        """
         size = self.size(setting, layers - role.last)
         parts = {}
         for part in ["stage", *self.parts_of(role)]:
@@ -135,7 +139,15 @@ class Predictor:
                 regressors = self._cache.applied(regressors, size)
             asked = evaluate(self.terms, quantity, regressors, remedy=self.remedy(min(size.cp, 2)))
             parts[part] = self._calibrated(PASS, np.zeros(len(layers)) + asked)
+        if (touched := self.touched(setting, role)).rows:
+            merged_bytes = distinct(size.tokens, touched.table_rows) * touched.row_bytes
+            asked = self._merge_s(0, 1, merged_bytes) if quantity == "backward_s" else 0.0
+            parts["merge"] = self._calibrated(PASS, np.zeros(len(layers)) + asked)
         return parts
+
+    def _merge_s(self, sums: int, calls: int, merged_bytes: float) -> float:
+        regressors = merge_regressors(sums, calls, merged_bytes)
+        return float(evaluate(self.terms, "touched_merge_s", regressors, remedy=self.remedy()))
 
     def _calibrated(self, kind: str, seconds: Any) -> Any:
         """Seconds stretched as runs of whole plans taught (``mgraph fit --with``)."""
@@ -179,13 +191,20 @@ class Predictor:
     def tail_parts(self, setting: Setting, role: Role, layers: Array) -> dict[str, Array]:
         """Seconds by term: gradients summed over dp x cp, shared ones over pp and the norm, the optimizer.
 
+        Of a table ``touched``: where its rows go is found as a step begins, all ranks' rows are added up, and updated.
         On a CPU also those of the next batch's construction.
         """
         dims, zero = setting.dims, np.zeros(len(layers))
         sharers = dims.dp * dims.cp
         held, touched = self.reduced_bytes(role, layers), self.touched(setting, role)
-        regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held + touched.summed_bytes))
+        regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held))
         parts = {"optimizer": zero + evaluate(self.terms, "optimizer_s", regressors, remedy=self.remedy())}
+        if touched.rows:
+            sums, calls = 1 + bool(touched.gathers), sharers * touched.gathers
+            updated = row_update_regressors(touched.updates, touched.updated_bytes)
+            seconds = self._merge_s(sums, calls, touched.merged_bytes)
+            seconds += float(evaluate(self.terms, "touched_update_s", updated, remedy=self.remedy()))
+            parts["touched"] = zero + seconds
         if sharers > 1:
             link = self._link(setting, "dp", "cp")
             parts["reduction"] = zero + self._all_reduce_s(held, sharers, link)

@@ -279,6 +279,16 @@ def host_regressors(targets: int, threads: int) -> Regressors:
     return {"call": 1.0, "targets": targets / threads}
 
 
+def merge_regressors(sums: int, calls: int, merged_bytes: float) -> Regressors:
+    """Touched rows added up: where each goes is found once a sum, then they are added, call by call."""
+    return {"sum": sums, "call": calls, "bytes": merged_bytes}
+
+
+def row_update_regressors(pieces: int, updated_bytes: float) -> Regressors:
+    """Norm, clipping and update of touched rows, once, by piece, and by byte of rows."""
+    return {"step": 1.0, "call": pieces, "bytes": updated_bytes}
+
+
 class Design:
     """Samples of a quantity as a least-squares problem of relative residuals: small ones count as much as large."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from megagraph_cli.artifacts.profile import Link
 from megagraph_cli.runtime.grid import PLAIN, Sizes, Way
 
@@ -15,6 +17,8 @@ _AGAIN = 1.3
 """A layer that runs again in the backward against one that does not."""
 _MESSAGE_S: dict[Link, float] = {"host": 0.02, "network": 0.5}
 _TARGET_S = 1e-4
+_PIECE_S, _NUMBER_S = 1e-3, 5e-8
+"""A piece of touched rows, and a number in them."""
 
 
 def modules_s(sizes: Sizes, way: Way, cp: int, link: Link, sequence_s: float) -> float:
@@ -35,6 +39,11 @@ def modules_s(sizes: Sizes, way: Way, cp: int, link: Link, sequence_s: float) ->
 def optimizer_s(num_layers: int) -> float:
     """What ``measure_optimizer`` takes."""
     return _PROBE_S + 0.01 * num_layers
+
+
+def touched_s(sizes: Sequence[tuple[int, int]], dim: int, runs: int) -> float:
+    """What ``measure_touched`` takes."""
+    return _PROBE_S + (runs + 1) * sum(_PIECE_S * pieces + _NUMBER_S * rows * dim for rows, pieces in sizes)
 
 
 def host_s(targets: int, runs: int) -> float:

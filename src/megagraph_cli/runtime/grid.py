@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from megagraph_cli.artifacts.profile import Context, Recompute
+from megagraph_cli.layout.pieces import num_pieces
 
 _T = TypeVar("_T")
 MESSAGE_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22)
@@ -19,6 +20,13 @@ DEEPER = (12, 16)
 RUNS = 3
 LEAST_TOP = 2
 """The smallest largest micro-batch: one sequence alone tells no slope."""
+
+
+MOST_TOUCHED = {"cpu": 1 << 22, "cuda": 1 << 24}
+"""Numbers in the touched rows that are measured, at most: larger ones take as long by number."""
+TOUCHED_PARTS = (64, 8, 1)
+_SPLIT = 8
+"""Pieces of few touched rows."""
 
 
 class Way(NamedTuple):
@@ -98,6 +106,17 @@ class Grid:
             return Sizes(self.layers, self.microbatches, self.deep if cp == 1 else ())
         some = {self.microbatches[0], *self.microbatches[-2:]} if len(self.microbatches) > 3 else self.microbatches
         return Sizes(tuple(sorted({self.layers[0], *self.layers[1:3][-1:]})), tuple(sorted(some)))
+
+
+def touched_sizes(most_rows: int, dim: int, device: str) -> list[tuple[int, int]]:
+    """(touched rows of ``dim`` numbers, pieces), ascending: up to ``most_rows``, in the pieces that training has.
+
+    Few rows also in more pieces: where pieces grow as the rows do, nothing else tells one from the other.
+    """
+    top = max(1, min(most_rows, MOST_TOUCHED[device] // dim))
+    sizes = {max(1, top // part) for part in TOUCHED_PARTS}
+    few = max(min(sizes), min(_SPLIT, top))
+    return sorted({(rows, num_pieces(rows, dim, rows, device)) for rows in sizes} | {(few, min(_SPLIT, few))})
 
 
 def ends(sizes: tuple[_T, ...]) -> tuple[_T, ...]:

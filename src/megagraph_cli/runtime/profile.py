@@ -22,7 +22,7 @@ from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.prepare import open_graph
 from megagraph_cli.graph.splits import make_split
 from megagraph_cli.parallel.mesh import COLLECTIVE_DEADLINE
-from megagraph_cli.runtime.estimates import host_s, messages_s, modules_s, optimizer_s
+from megagraph_cli.runtime.estimates import host_s, messages_s, modules_s, optimizer_s, touched_s
 from megagraph_cli.runtime.grid import (
     LARGER_MESSAGES,
     LARGER_S,
@@ -33,6 +33,7 @@ from megagraph_cli.runtime.grid import (
     Sizes,
     Way,
     ends,
+    touched_sizes,
     ways,
 )
 from megagraph_cli.runtime.grouping import Grouping
@@ -41,6 +42,7 @@ from megagraph_cli.runtime.measure import max_over_ranks
 from megagraph_cli.runtime.measure_compute import Room, measure_modules, measure_optimizer, try_microbatches
 from megagraph_cli.runtime.measure_host import measure_host
 from megagraph_cli.runtime.measure_links import Pair, measure_all_gather, measure_all_reduce, measure_p2p
+from megagraph_cli.runtime.measure_touched import TouchedProbe, measure_touched
 from megagraph_cli.runtime.meters import free_bytes
 from megagraph_cli.runtime.pace import Pace, Work
 from megagraph_cli.runtime.probes import Context
@@ -142,6 +144,10 @@ class Profiler:
             seconds, optional = optimizer_s(layers), layers == max(grid.layers) > 1
             take = partial(self._optimizer, layers)
             works.append(Work(f"the optimizer of {layers} layers", take, seconds, seconds, optional))
+        if sizes := self._touched_sizes():
+            dim = self.job.workload.model.hidden_dim
+            times = touched_s(sizes, dim, RUNS), touched_s(sizes, dim, 1)
+            works.append(Work("touched rows of the table", partial(self._touched, sizes), *times))
         for targets in grid.targets:
             times = host_s(targets, RUNS), host_s(targets, 1)
             optional = targets not in ends(grid.targets)
@@ -205,6 +211,20 @@ class Profiler:
         alone = self._group_of(1)
         assert alone is not None
         self.compute.append(measure_optimizer(self.context, alone, layers, 1 if least else RUNS))
+
+    def _touched_sizes(self) -> list[tuple[int, int]]:
+        """Up to as many rows as any plan's step can touch: its padding is less than a batch. None without a table."""
+        workload = self.job.workload
+        dim, batch = workload.model.hidden_dim, workload.batch
+        table_rows = workload.parameters().table // dim
+        most = min(table_rows, 2 * batch.batch_size * batch.rows().sequence_rows)
+        return touched_sizes(most, dim, self.worker.device.type) if most else []
+
+    def _touched(self, sizes: list[tuple[int, int]], least: bool) -> None:
+        alone = self._group_of(1)
+        assert alone is not None
+        probe = TouchedProbe(self.context, alone)
+        self.compute += [measure_touched(probe, rows, pieces, 1 if least else RUNS) for rows, pieces in sizes]
 
     def _host(self, targets: int, least: bool) -> None:
         self.host += measure_host(self.context, targets, 1 if least else RUNS)
