@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from megagraph_cli.artifacts.profile import CommSample, ComputeSample, Profile
 from megagraph_cli.cost.fitting import fit
 from megagraph_cli.cost.predict import Predictor
+from megagraph_cli.cost.setting import role_of
 from megagraph_cli.cost.space import Pins
 from megagraph_cli.errors import EXIT_USAGE, MgraphError
 from megagraph_cli.graph.splits import make_split
@@ -59,10 +61,10 @@ class Clock:
         return self.now_s
 
 
-def profiler(folder: Path, clock: Clock, budget_s: float | None) -> Profiler:
+def profiler(folder: Path, clock: Clock, budget_s: float | None, embedding: str = "auto") -> Profiler:
     """One that measures a small model on this process alone."""
     graph = small_graph()
-    workload = small_workload(graph, train={"dtype": "float32"})
+    workload = small_workload(graph, model={"embedding": embedding}, train={"dtype": "float32"})
     split = make_split(graph, workload.dataset.split, workload.dataset.split_seed)
     job = ProfileJob(
         graph_path=folder,
@@ -97,6 +99,32 @@ def test_without_time_the_least_is_measured_and_tells_every_coefficient(alone: N
     predictor = Predictor(found, late.job.workload)
     for setting in predictor.settings(1, Pins()):
         assert predictor.forecast(setting, (3,)).step_s > 0
+
+
+@pytest.mark.parametrize("gone_s", [1.0, BUDGET_S[False]])
+def test_touched_rows_are_measured_where_there_is_a_table_and_nowhere_else(
+    alone: None, tmp_path: Path, gone_s: float
+) -> None:
+    """Whether there is time for all or for the least alone, every plan's step is then known."""
+    for embedding in ("features", "both"):
+        found = profiler(tmp_path, Clock(gone_s, 0.0 if gone_s == 1.0 else gone_s), None, embedding)
+        found.measure_all()
+        touched = [sample for sample in found.compute if sample.pieces]
+        workload = found.job.workload
+        if embedding == "features":
+            assert not touched
+            continue
+        table_rows = workload.parameters().table // workload.model.hidden_dim
+        assert max(sample.rows for sample in touched) == table_rows
+        assert len({(sample.rows, sample.pieces) for sample in touched}) == len(touched) == 4
+        machine = examples.MACHINE.model_copy(update={"num_devices": 1})
+        measured = {"compute": found.compute, "comm": found.comm, "host": found.host}
+        predictor = Predictor(
+            fit(Profile.model_validate({"workload": workload, "machine": machine} | measured)), workload
+        )
+        (setting, *_) = predictor.settings(1, Pins())
+        first, layers = role_of(0, 1), np.array([3.0])
+        assert predictor.tail_parts(setting, first, layers)["touched"][0] > 0
 
 
 def test_a_slow_start_costs_a_budget_that_nobody_asked_for_no_measurements(tmp_path: Path) -> None:
