@@ -159,6 +159,22 @@ def test_a_table_is_no_message_but_its_touched_rows_are(tmp_path: Path) -> None:
         assert said == asked
 
 
+def test_more_touched_rows_than_any_that_were_measured_are_said_to_extrapolate(tmp_path: Path) -> None:
+    work = planted.workload(embedding="both")
+    planted.profile(work=work).save(tmp_path / "profile.json")
+    fit.run(tmp_path / "profile.json", tmp_path / "cost_model.json", force=False)
+    request = SearchRequest(tmp_path / "cost_model.json", gpus=2, pp=1, dp=2, microbatches=1)
+    found = CostModel.load(request.cost_model_path)
+    # All 2000 nodes and 200 clusters, 32 numbers of four bytes each: nearly all are touched by each of two replicas.
+    most = 2200 * 32 * 4
+    assert found.measured.touched_bytes == most
+    for measured, asked in ((most, []), (most - 1, [most])):
+        narrow = found.measured.model_copy(update={"touched_bytes": measured})
+        found.model_copy(update={"measured": narrow}).save(request.cost_model_path)
+        plan = search.run(request, tmp_path / "plan.json")
+        assert [each.asked for each in plan.extrapolated if each.quantity == "touched_bytes"] == asked
+
+
 def test_a_term_that_was_never_measured_is_added_by_the_call_that_is_named(tmp_path: Path) -> None:
     profile = planted.profile(gpus=1)
     profile.save(tmp_path / "profile.json")
