@@ -6,14 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from megagraph_cli import recipes
 from megagraph_cli.artifacts.profile import Profile
 from megagraph_cli.commands import devices, profile
 from megagraph_cli.commands.profile import ProfileRequest
-from megagraph_cli.commands.workloads import Folders, feature_density, prepare
+from megagraph_cli.commands.workloads import Folders, prepare
 from megagraph_cli.console import Screen
 from megagraph_cli.errors import EXIT_USAGE, MgraphError
 from megagraph_cli.failures import WorkerFailed
@@ -63,17 +62,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(
         with pytest.raises(MgraphError, match="--out") as caught:
             profile.run(request_for(folders, monkeypatch), out, Screen.stderr())
         assert caught.value.exit_code == EXIT_USAGE
-
-
-def test_feature_density_counts_the_nodes_entries(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, _ = prepare(request_for(folders, monkeypatch).recipe.dataset, folders, Screen.stderr())
-    features = graph.features
-    assert features is not None
-    if hasattr(features, "x"):
-        expected = np.count_nonzero(features.x[: graph.num_nodes])
-    else:
-        expected = np.count_nonzero(features.data[: features.indptr[graph.num_nodes]])
-    assert feature_density(graph) == expected / (graph.num_nodes * graph.num_features)
 
 
 def test_workers_are_counted_by_device(monkeypatch: pytest.MonkeyPatch) -> None:

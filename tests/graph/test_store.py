@@ -10,7 +10,7 @@ import pytest
 from megagraph_cli.graph import store
 from megagraph_cli.graph.store import DamagedStoreError, Facts, Writer, open_store
 
-FACTS = Facts("tiny", "none", "nowhere", 2, 0, {"isolated": 0})
+FACTS = Facts("tiny", "none", "nowhere", 2, 0, {"isolated": 0}, 0)
 
 
 def write(folder: Path, shift: int = 0) -> Writer:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from megagraph_cli.artifacts.workload import DatasetSection, GraphInfo, Recipe, Workload, embedding_inputs
 from megagraph_cli.console import Screen
 from megagraph_cli.errors import MgraphError
-from megagraph_cli.graph.graph import Graph, SparseFeatures, Split
+from megagraph_cli.graph.density import feature_density
+from megagraph_cli.graph.graph import Graph, Split
 from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.graph.splits import make_split
 
-_BLOCK_ROWS = 1 << 16
 SAME_FILES = "give every host the same raw files, and the same version of mgraph"
 
 
@@ -95,18 +93,3 @@ def workload_of(recipe: Recipe, graph: Graph, split: Split) -> Workload:
         train=recipe.train,
         graph=graph_info(graph, split),
     )
-
-
-def feature_density(graph: Graph) -> float:
-    """Share of the nodes' feature entries [V, F] that are not zero; super nodes, which are means, left out."""
-    features, size = graph.features, graph.num_nodes * graph.num_features
-    if features is None or not size:
-        return 0.0
-    if isinstance(features, SparseFeatures):
-        stored = features.data[: int(features.indptr[graph.num_nodes])]
-        return int(np.count_nonzero(stored)) / size
-    count = 0
-    for start in range(0, graph.num_nodes, _BLOCK_ROWS):  # a block at a time: the array is mapped, maybe huge
-        stop = min(start + _BLOCK_ROWS, graph.num_nodes)
-        count += int(np.count_nonzero(features.x[start:stop] != 0))
-    return count / size

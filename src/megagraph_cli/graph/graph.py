@@ -87,6 +87,8 @@ class Graph:
     source: str
     counts: dict[str, int]
     """What the raw files held: ``isolated``, ``self_loops``, ``duplicates``, ``one_way``, ``unlabelled``."""
+    feature_entries: int | None = None
+    """The nodes' feature entries that are not zero; None where the store was written before it kept them."""
     tables: dict[str, NDArray[Any]] = field(default_factory=dict)
     """The sampler's lookup arrays by name (``graph/tables.py``), mapped from the store like the rest."""
 

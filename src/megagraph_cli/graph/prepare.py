@@ -21,6 +21,7 @@ from scipy import sparse
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph import datasets, store
 from megagraph_cli.graph.datasets import Dataset
+from megagraph_cli.graph.density import count_entries
 from megagraph_cli.graph.graph import Graph
 from megagraph_cli.graph.readahead import large_pages
 from megagraph_cli.graph.readers.download import fetch
@@ -169,7 +170,15 @@ def _write_content(
         "unlabelled": int(np.count_nonzero(labels < 0)),
     }
     num_columns = 0 if features is None else int(features.shape[1])
-    return store.Facts(dataset.name, dataset.licence, dataset.source, num_classes, num_columns, counts)
+    entries = _count_features(features)
+    return store.Facts(dataset.name, dataset.licence, dataset.source, num_classes, num_columns, counts, entries)
+
+
+def _count_features(features: Any) -> int:
+    """The nodes' feature entries that are not zero."""
+    if features is None:
+        return 0
+    return count_entries(features.data if sparse.issparse(features) else features)
 
 
 def _write_features(

@@ -47,6 +47,8 @@ class Facts:
     num_classes: int
     num_columns: int
     counts: dict[str, int]
+    feature_entries: int
+    """The nodes' feature entries that are not zero (density.py): counting them again would read all features."""
 
 
 class Writer:
@@ -96,6 +98,7 @@ class Writer:
             "num_classes": facts.num_classes,
             "num_columns": facts.num_columns,
             "counts": facts.counts,
+            "feature_entries": facts.feature_entries,
         }
         meta["sha256"] = _meta_hash(meta)
         with (self.folder / META).open("w", encoding="utf-8") as file:
@@ -205,6 +208,7 @@ def _assemble(path: Path, meta: dict[str, Any], arrays: dict[str, NDArray[Any]])
         licence=meta["licence"],
         source=meta["source"],
         counts=meta["counts"],
+        feature_entries=meta.get("feature_entries"),
         tables=tables,
         **{key: arrays[key] for key in _CORE},
     )
