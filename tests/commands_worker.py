@@ -71,6 +71,7 @@ def _train(job: dict, rank: int) -> None:
         _fail(rank)
     if seed == 3 or rank:
         return
+    (run_dir / "logs" / "threads").write_text(os.environ["OMP_NUM_THREADS"])
     stop = Path(job["stop_file"])
     while seed == 2 and not stop.exists():
         (run_dir / "waiting").touch()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -85,6 +86,11 @@ def test_workers_that_end_well_are_no_failure(
     assert int((tmp_path / "marks/threads-1").read_text()) == launching.threads_per_worker(2)
     assert (tmp_path / "logs" / "launcher.log").exists()
     assert list(scratch.iterdir()) == []
+
+
+def test_threads_are_those_that_were_asked_for(spec: Callable[..., Launch], tmp_path: Path) -> None:
+    assert launch(replace(spec("succeed"), threads=3)) == Outcome()
+    assert [(tmp_path / f"marks/threads-{rank}").read_text() for rank in range(2)] == ["3", "3"]
 
 
 def test_an_exception_names_its_rank_place_and_log(spec: Callable[..., Launch], tmp_path: Path) -> None:

@@ -63,6 +63,16 @@ def test_workers_share_the_cores_and_each_has_one(monkeypatch: pytest.MonkeyPatc
     assert [machine.threads_per_worker(workers) for workers in (1, 2, 3, 8, 64)] == [8, 4, 2, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("workers", "measured", "threads"), [(1, None, 8), (1, 2, 2), (2, 4, 4), (4, 4, 2), (64, 4, 1)]
+)
+def test_threads_are_those_measured_where_the_cores_allow(
+    workers: int, measured: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
+    assert machine.threads_as_measured(workers, measured) == threads
+
+
 def test_without_a_driver_there_is_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_driver_devices", lambda: 0)
     assert machine.cuda_devices() == 0

@@ -52,8 +52,8 @@ class Launch:
 
     ``worker_module`` is run with ``job_path`` as its one argument by ``num_workers`` workers on every host of ``crew``,
     which log under ``log_dir``. ``stop_file`` is created to ask workers to stop at a step boundary; without one a
-    signal kills them at once. ``place_of`` names a rank's place in the mesh. ``on_poll`` is called about ten times a
-    second.
+    signal kills them at once. ``threads`` of each worker; None: its share of the host's cores. ``place_of`` names a
+    rank's place in the mesh. ``on_poll`` is called about ten times a second.
     """
 
     worker_module: str
@@ -64,6 +64,7 @@ class Launch:
     place_of: PlaceOf | None = None
     on_poll: Callable[[], None] = field(default=lambda: None)
     crew: Crew = field(default_factory=lambda: Crew(Hosts(), {}))
+    threads: int | None = None
     stop_s: float = STOP_S
     failing_s: float = FAILING_S
 
@@ -185,7 +186,7 @@ def _environment(spec: Launch, mark: str) -> dict[str, str]:
         found
         | os.environ
         | {
-            "OMP_NUM_THREADS": str(threads_per_worker(spec.num_workers)),
+            "OMP_NUM_THREADS": str(spec.threads or threads_per_worker(spec.num_workers)),
             "PYTHONUNBUFFERED": "1",
             "MGRAPH_LOG_DIR": str(spec.log_dir),
             MARK: mark,

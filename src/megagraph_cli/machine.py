@@ -27,6 +27,15 @@ def threads_per_worker(local_workers: int) -> int:
     return max(1, usable_cores() // local_workers)
 
 
+def threads_as_measured(local_workers: int, measured: int | None) -> int:
+    """As many threads per worker as a forecast was ``measured`` with, none: their share; never more than that.
+
+    Fewer workers on the same cores could have more each, but would then be faster than what was foretold of them.
+    """
+    share = threads_per_worker(local_workers)
+    return share if measured is None else min(share, measured)
+
+
 def _quotas(root: Path) -> Iterator[float]:
     """Cpu quotas in cores of every control group above this process; a group without one yields nothing."""
     for version, folder in group_folders("cpu", root):

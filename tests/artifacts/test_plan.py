@@ -77,6 +77,15 @@ def test_a_forecast_without_a_digest_is_refused(tmp_path: Path) -> None:
     assert Plan.load(written(values, tmp_path), force=True).predicted is not None
 
 
+def test_a_plan_of_before_threads_were_kept_is_whole(tmp_path: Path) -> None:
+    saved = examples.plan().save(tmp_path / "plan.json")
+    assert "threads" not in json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert Plan.load(tmp_path / "plan.json") == saved
+    assert saved.threads is None
+    with_threads = saved.model_copy(update={"threads": 3}).save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").threads == with_threads.order()["threads"] == 3
+
+
 def test_the_order_is_apart_from_the_forecast() -> None:
     assert set(examples.plan().order()) == {
         "gpus",

@@ -39,6 +39,15 @@ def test_defaults_come_from_the_profile(request_: SearchRequest, tmp_path: Path)
     assert plan.pareto[0].predicted.step_s == pytest.approx(plan.predicted.step_s, rel=1e-9)
 
 
+def test_a_plan_counts_on_the_threads_that_were_measured(tmp_path: Path) -> None:
+    profile = planted.profile()
+    host = [sample.model_copy(update={"threads": 3}) for sample in profile.host]
+    profile.model_copy(update={"host": host}).save(tmp_path / "profile.json")
+    fit.run(tmp_path / "profile.json", tmp_path / "cost_model.json", force=False)
+    request = SearchRequest(tmp_path / "cost_model.json")
+    assert [search.find(replace(request, gpus=gpus)).plan.threads for gpus in (1, 4, 8)] == [3, 3, 3]
+
+
 def test_the_same_bytes_twice(request_: SearchRequest, tmp_path: Path) -> None:
     request = replace(request_, gpus=8, overrides={"model.num_layers": "12"})
     search.run(request, tmp_path / "a.json")

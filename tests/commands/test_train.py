@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from megagraph_cli import machine
 from megagraph_cli.artifacts.base import reference_to
 from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.artifacts.run import Failure, Run
@@ -71,6 +72,25 @@ def test_runs_are_numbered_and_never_overwritten(request_in: TrainRequest) -> No
     assert (copied.workload.train.lr, copied.workload.train.epochs) == (0.5, 3)
     job = json.loads((second / "job.json").read_text(encoding="utf-8"))
     assert (job["epochs"], job["overrides"]) == (3, {"train.lr": 0.5, "train.epochs": 3})
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("measured", "given", "said"), [(1, 1, False), (8, 4, True), (None, 4, False)])
+def test_workers_have_the_threads_that_the_plan_counts_on(
+    measured: int | None,
+    given: int,
+    said: bool,
+    request_in: TrainRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
+    if measured is not None:
+        write_plan(Path("plan.json"), threads=measured)
+    _, where = train.run(request_in, Screen.stderr())
+    assert json.loads((where / "job.json").read_text(encoding="utf-8"))["threads"] == given
+    assert (where / "logs" / "threads").read_text(encoding="utf-8") == str(given)
+    assert ("counts on workers with 8 threads" in capsys.readouterr().err) == said
 
 
 @pytest.mark.ranks

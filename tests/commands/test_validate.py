@@ -82,6 +82,7 @@ def test_measurements_become_an_artifact_that_fit_learns_from(
     found = validate.run(replace(request_, plans=12), tmp_path / "validation.json", Screen.stderr())
     assert Validation.load(tmp_path / "validation.json") == found
     assert [reference.name for reference in found.inputs] == ["cost_model.json"]
+    assert found.threads == CostModel.load(folder / "cost_model.json").threads == 1
     # Rounds two times as fast as the first look, and alternating around the prediction: their median is it.
     pick = found.plans[0]
     assert pick.measured.step_s == pytest.approx(pick.predicted.step_s, rel=1e-9)
@@ -131,6 +132,7 @@ def test_fit_learns_only_from_runs_of_what_was_measured(folder: Path, tmp_path: 
     others = {words: {"workload": work.model_copy(update=change)} for words, change in changes.items()}
     for words, change in (("machine.device = 'cuda'", {"device": "cuda"}), ("machine.hosts = 2", {"hosts": 2})):
         others[words] = {"machine": machine.model_copy(update=change)}
+    others["threads = 2"] = {"threads": 2}
 
     def learnt(update: dict[str, object], *, force: bool = False) -> CostModel:
         validation.model_copy(update=update).save(tmp_path / "v.json")
@@ -143,6 +145,7 @@ def test_fit_learns_only_from_runs_of_what_was_measured(folder: Path, tmp_path: 
     # The rest of [train] costs nothing, and --force passes any difference.
     slower = work.model_copy(update={"train": work.train.model_copy(update={"lr": 0.5})})
     assert learnt({"workload": slower}).terms == learnt({"machine": machine}).terms
+    assert learnt({"threads": None}).terms == learnt({"threads": fitted.threads}).terms  # None: it is not known
     assert learnt(others["machine.hosts = 2"], force=True).terms == learnt({"machine": machine}).terms
 
 

@@ -84,3 +84,8 @@ class CostModel(Artifact):
     terms: dict[str, dict[str, Coefficient]]
     quality: QualityTable
     measured: MeasuredRange
+
+    @property
+    def threads(self) -> int:
+        """Compute threads that each worker had when it was measured."""
+        return max(1, round(self.terms["threads"]["per_worker"]))

@@ -105,6 +105,8 @@ class Plan(Artifact):
     schedule: Literal["gpipe", "1f1b"] = "gpipe"
     recompute: Recompute = "none"
     context: Context = "ring"
+    threads: int | None = Field(default=None, ge=1, exclude_if=lambda threads: threads is None)
+    """Compute threads of each worker that the forecast counts on; None: each has its share of its host's cores."""
     predicted: Forecast | None = None
     search: SearchCounts | None = None
     extrapolated: list[Extrapolation] = []
@@ -149,6 +151,6 @@ class Plan(Artifact):
         """The order alone, as plain JSON values."""
         names = (
             "gpus hosts device memory_limit_bytes workload dims mesh_order layers_per_stage num_microbatches "
-            "schedule recompute context"
+            "schedule recompute context threads"
         )
         return self.model_dump(mode="json", by_alias=True, include=set(names.split()))

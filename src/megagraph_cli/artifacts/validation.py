@@ -70,6 +70,8 @@ class Validation(Artifact):
     workload: Workload
     machine: Machine
     steps: int = Field(ge=1)
+    threads: int | None = Field(default=None, ge=1, exclude_if=lambda threads: threads is None)
+    """Compute threads of each worker, the fewest of any host; None in files from before this was kept."""
     plans: list[ValidatedPlan] = Field(min_length=1)
     memory: MemoryAgreement
     time: TimeAgreement

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from megagraph_cli.artifacts.plan import Plan
+from megagraph_cli.console import Screen
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 from megagraph_cli.hosts.address import Hosts
-from megagraph_cli.machine import cuda_devices
+from megagraph_cli.machine import cuda_devices, threads_as_measured
 
 Device = Literal["cpu", "cuda"]
 DEFAULT_CPU_WORKERS = 2
@@ -65,6 +67,20 @@ def check_workers(device: Device, num_workers: int, hosts: Hosts = ALONE) -> int
             f"ask for at most {devices * hosts.count} with --gpus, or pass --device cpu"
         )
     return here
+
+
+def worker_threads(plan: Plan, local_workers: int, source: Path, screen: Screen) -> int:
+    """Compute threads of each worker here: those that the plan's forecast counts on; it is said where there are fewer.
+
+    A plan without says nothing of threads: each worker has its share of the cores.
+    """
+    threads = threads_as_measured(local_workers, plan.threads)
+    if plan.threads is not None and threads < plan.threads:
+        screen.warn(
+            f"{source} counts on workers with {plan.threads} threads but here {local_workers} workers have {threads} "
+            "each: steps will take longer than it foretells"
+        )
+    return threads
 
 
 def check_writable(path: Path, flag: str = "--out") -> None:

@@ -20,7 +20,7 @@ def corrected(fitted: CostModel, validations: Sequence[Path], *, force: bool) ->
     """A cost model that has learnt from plans that were run (``mgraph fit --with``).
 
     Raises MgraphError: what ``Validation.load`` raises, exit 4 where it is of another workload, graph,
-    device or number of hosts.
+    device, number of hosts or of threads per worker.
     """
     runs = []
     for path in validations:
@@ -45,6 +45,8 @@ def _check_same(fitted: CostModel, found: Validation, path: Path) -> None:
         "batch": theirs.batch.model_copy(update={"batch_size": mine.batch.batch_size}),
     }
     differs = first_difference(mine, theirs.model_copy(update=changed))
+    if differs is None and found.threads not in (None, fitted.threads):
+        differs = "threads", fitted.threads, found.threads
     for key in ("device", "hosts"):
         pair = getattr(fitted.machine, key), getattr(found.machine, key)
         if differs is None and pair[0] != pair[1]:

@@ -169,6 +169,7 @@ def plan_of(predictor: Predictor, result: SearchResult, gpus: int, mem_bytes: in
         recompute=brief.recompute,
         context=brief.context,
         mesh_order=brief.mesh_order,
+        threads=predictor.cost_model.threads,
         predicted=predictor.forecast(best.setting, best.choice.split),
         search=SearchCounts(
             num_candidates=result.num_candidates, num_feasible=result.num_feasible, max_gap=result.max_gap

@@ -9,7 +9,7 @@ from typing import Any
 from megagraph_cli.artifacts.run import Failure, Run
 from megagraph_cli.artifacts.workload import GraphInfo
 from megagraph_cli.commands import orders, rundir
-from megagraph_cli.commands.devices import check_workers
+from megagraph_cli.commands.devices import check_workers, worker_threads
 from megagraph_cli.commands.follow import Follower
 from megagraph_cli.commands.orders import CheckedRequest, TrainRequest
 from megagraph_cli.commands.workloads import SAME_FILES, graph_info, prepare, require_trainable
@@ -19,7 +19,6 @@ from megagraph_cli.failures import WorkerFailed
 from megagraph_cli.hosts.crew import Crew, joined
 from megagraph_cli.launch import Launch, interrupted, launch, on_free_port, torchrun_command
 from megagraph_cli.layout.batches import steps_per_epoch
-from megagraph_cli.machine import threads_per_worker
 
 __all__ = ["TrainRequest", "command_line", "run"]
 
@@ -46,7 +45,8 @@ def run(request: TrainRequest, screen: Screen) -> tuple[Run, Path]:
         steps = steps_per_epoch(int(split.train.size), order.plan.workload.batch.batch_size)
         with rundir.held(run_dir):
             rundir.put_plan(run_dir, order.plan, order.source, changed=order.changed)
-            job = _job(request, order, graph.path, graph_info(graph, split), run_dir)
+            threads = worker_threads(order.plan, crew.hosts.share(order.plan.gpus), order.source, screen)
+            job = _job(request, order, graph.path, graph_info(graph, split), run_dir) | {"threads": threads}
             _train(request, order, job, steps * order.plan.workload.train.epochs, screen, crew)
             return _result(run_dir, crew), run_dir
 
@@ -95,7 +95,6 @@ def _job(
         "resume": request.resume is not None,
         "stop_file": str(run_dir / rundir.STOP),
         "hosts": request.hosts.count,
-        "threads": threads_per_worker(request.hosts.share(order.plan.gpus)),
         "launcher_pid": os.getpid(),
         "overrides": order.overrides,
         "trace": None if request.trace is None else str(request.trace.absolute()),
@@ -112,7 +111,7 @@ def _train(
         again = {"resume": True, "restarts": [each.model_dump(mode="json") for each in restarts]} if restarts else {}
         job_path = rundir.put_job(run_dir, job | again)
         try:
-            outcome_told = _launch(request, order, job_path, total_steps, screen, crew)
+            outcome_told = _launch(request, order, job_path, job["threads"], total_steps, screen, crew)
             break
         except WorkerFailed as error:
             if crew.stops or len(restarts) == request.max_restarts or not error.may_pass:
@@ -129,7 +128,13 @@ def _train(
 
 
 def _launch(
-    request: TrainRequest, order: CheckedRequest, job_path: Path, total_steps: int, screen: Screen, crew: Crew
+    request: TrainRequest,
+    order: CheckedRequest,
+    job_path: Path,
+    threads: int,
+    total_steps: int,
+    screen: Screen,
+    crew: Crew,
 ) -> bool:
     """Start the workers and wait for them; whether they wrote run.json. They must, unless they were interrupted."""
     plan, run_dir = order.plan, job_path.parent
@@ -144,6 +149,7 @@ def _launch(
             num_workers=crew.hosts.share(plan.gpus),
             log_dir=run_dir / "logs",
             stop_file=run_dir / rundir.STOP,
+            threads=threads,
             place_of=lambda rank: dims.place(rank, plan.mesh_order),
             on_poll=lambda: _show_progress(metrics, bar),
             crew=crew,

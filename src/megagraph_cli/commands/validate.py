@@ -27,6 +27,7 @@ from megagraph_cli.commands.devices import (
     check_writable,
     choose_device,
     device_of_artifact,
+    worker_threads,
 )
 from megagraph_cli.commands.follow import Follower
 from megagraph_cli.commands.orders import check_graph
@@ -44,7 +45,6 @@ from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.hosts.address import Hosts
 from megagraph_cli.hosts.crew import Crew, joined
 from megagraph_cli.launch import Launch, interrupted, launch
-from megagraph_cli.machine import threads_per_worker
 
 WORKER = "megagraph_cli.runtime.validate"
 SCRATCH = "mgraph-validate-"
@@ -90,6 +90,7 @@ def run(request: ValidateRequest, out: Path, screen: Screen) -> Validation:
         here = check_workers(device, plans[0].gpus, crew.hosts)
         graph, split = prepare(workload.dataset, request.folders, screen)
         check_graph(workload, graph, request.cost_model_path, force=request.force)
+        threads = worker_threads(plans[0], here, request.cost_model_path, screen)
         with scratch(SCRATCH) as folder:
             job = {
                 "plans": _write_plans(plans, folder),
@@ -102,11 +103,12 @@ def run(request: ValidateRequest, out: Path, screen: Screen) -> Validation:
                 "results": str(folder / "results.jsonl"),
                 "work_dir": str(folder / "work"),
                 "hosts": crew.hosts.count,
-                "threads": threads_per_worker(here),
+                "threads": threads,
                 "launcher_pid": os.getpid(),
             }
             lines = _measure(request, job, here, folder, screen, crew)
-        return _result(request, task, lines, out, crew)
+        fewest = min(crew.exchange("threads", threads))
+        return _result(request, task, lines, fewest, out, crew)
 
 
 @dataclass(frozen=True)
@@ -137,14 +139,14 @@ def _told(task: Task | None, crew: Crew) -> tuple[list[Plan], Device]:
 
 
 def _result(
-    request: ValidateRequest, task: Task | None, lines: Sequence[dict[str, Any]], out: Path, crew: Crew
+    request: ValidateRequest, task: Task | None, lines: Sequence[dict[str, Any]], threads: int, out: Path, crew: Crew
 ) -> Validation:
     """The validation, written by host 0 and known to all."""
     if task is None:
         return Validation.model_validate(crew.exchange("validation", None)[0])
     found = validation_of(task.predictor, task.plans, lines, request.steps)
     ran_on = found.machine.model_copy(update={"device": task.device, "hosts": crew.hosts.count})
-    made = {"inputs": [reference_to(request.cost_model_path)], "machine": ran_on}
+    made = {"inputs": [reference_to(request.cost_model_path)], "machine": ran_on, "threads": threads}
     saved = found.model_copy(update=made).save(out)
     crew.exchange("validation", saved.model_dump(mode="json", by_alias=True))
     return saved
@@ -210,6 +212,7 @@ def _measure(
                 job_path=job_path,
                 num_workers=workers,
                 log_dir=folder / "logs",
+                threads=job["threads"],
                 on_poll=lambda: _show(follower, seen, bar),
                 crew=crew,
             )

@@ -243,7 +243,7 @@ class Predictor:
         which the ranks of a replica on one host share out, and the features that it embeds."""
         targets = self.size(setting).microbatch * setting.num_microbatches
         shares = {"construct_s": -(-targets // self._placement(setting).peers), "gather_s": targets}
-        threads = max(1, round(self.terms["threads"]["per_worker"]))
+        threads = self.cost_model.threads
         seconds = sum(
             float(evaluate(self.terms, name, host_regressors(share, threads), remedy=self.remedy()))
             for name, share in shares.items()
