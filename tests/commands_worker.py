@@ -48,15 +48,25 @@ def _profile(job: dict, rank: int) -> None:
 
 
 def _validate(job: dict, rank: int) -> None:
-    """Plans take what was predicted, the later ones by a percent more each, and a percent more bytes."""
+    """Plans take what was predicted, the later ones by a percent more each, and a percent more bytes.
+
+    ``FAILS_AT``: numbers of a plan and a round, as ``2.0``, at which rank 1 is said to fail.
+    """
     plans = [Plan.load(Path(path)) for path in job["plans"]]
     if plans[0].workload.train.rng_seed == 1:
         _fail(rank)
     if rank:
         return
-    again = [(number, index) for number in range(1, job["rounds"] + 1) for index in range(1 + job["best_again"])]
+    fails = [tuple(map(int, at.split("."))) for at in os.environ.get("FAILS_AT", "").split()]
+    whole = [index for index in range(len(plans)) if index not in job["left_out"]]
+    once = [(0, index) for index in whole if str(index) not in job["known"]]
+    again = [(number, index) for number in range(1, job["rounds"] + 1) for index in whole[: 1 + job["best_again"]]]
     with Path(job["results"]).open("a") as file:
-        for number, index in [*((0, index) for index in range(len(plans))), *again]:
+        for number, index in [*once, *again]:
+            file.write(json.dumps({"plan": index, "round": number}) + "\n")
+            if (index, number) in fails:
+                file.flush()
+                _fail(1, f"planted in plan {index}")
             forecast = plans[index].predicted
             # The first time is slower than the rounds, whose median is what counts.
             step_s = forecast.step_s * (1 + 0.01 * index) * (2.0 if not number else 1 + 0.1 * (number - 3))
@@ -95,7 +105,7 @@ def _train(job: dict, rank: int) -> None:
     ).save(run_dir / "run.json")
 
 
-def _fail(rank: int) -> None:
+def _fail(rank: int, message: str = "planted") -> None:
     if rank != 1:
         time.sleep(60)
     failure = {
@@ -104,7 +114,7 @@ def _fail(rank: int) -> None:
         "dp": 0,
         "cp": 0,
         "exception": "ValueError",
-        "message": "planted",
+        "message": message,
         "time": time.time(),
         "collective": False,
         "details": {},

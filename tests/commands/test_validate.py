@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,13 @@ import pytest
 from megagraph_cli import recipes
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.validation import Validation
-from megagraph_cli.commands import fit, validate
+from megagraph_cli.commands import fit, tables, validate
 from megagraph_cli.commands.learning import corrected
+from megagraph_cli.commands.measuring import MOST_RELAUNCHES, Measured
 from megagraph_cli.commands.validate import ValidateRequest
 from megagraph_cli.commands.workloads import Folders, prepare, workload_of
 from megagraph_cli.console import Screen
-from megagraph_cli.errors import MgraphError
+from megagraph_cli.errors import EXIT_WORKER, MgraphError
 from megagraph_cli.failures import WorkerFailed
 from tests.cost import planted
 
@@ -163,7 +165,7 @@ def planted_validation(folder: Path, factor: float, plans: int = 24) -> Validati
         for number, plan in enumerate(run)
         if plan.predicted is not None
     ]
-    return validate.validation_of(predictor, run, lines, 8)
+    return validate.validation_of(predictor, run, Measured(lines), 8)
 
 
 @pytest.mark.ranks
@@ -177,6 +179,94 @@ def test_a_failing_worker_is_named_and_nothing_is_written(
     with pytest.raises(WorkerFailed, match=r"rank 1 .*planted"):
         validate.run(request, tmp_path / "v.json", Screen.stderr())
     assert [path.name for path in tmp_path.iterdir()] == ["seeded.json"]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's workers leave their logs."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.ranks
+def test_a_plan_that_fails_is_left_out_and_the_others_are_judged(
+    request_: ValidateRequest,
+    temporary: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FAILS_AT", "2.0 1.3")  # one as it runs first, one in the third round
+    found = validate.run(replace(request_, plans=6), tmp_path / "v.json", Screen.stderr())
+    assert Validation.load(tmp_path / "v.json") == found
+    assert [plan.number for plan in found.failed] == [1, 2]
+    assert "planted in plan 1" in found.failed[0].message
+    assert "planted in plan 2" in found.failed[1].message
+    _, _, plans = validate.chosen(replace(request_, plans=6))
+    assert [plan.predicted.step_s for plan in found.failed] == [plans[number].predicted.step_s for number in (1, 2)]  # type: ignore[union-attr]
+    for plan, number in zip(found.plans, (0, 3, 4, 5), strict=True):
+        # All four stand at the median of five rounds: not at the first look, nor at what was left of three rounds.
+        assert plan.measured.step_s == pytest.approx(plans[number].predicted.step_s * (1 + 0.01 * number))  # type: ignore[union-attr]
+    assert found.time.regret == 0.0
+    said = capsys.readouterr().err
+    dims = plans[2].dims
+    assert f"plan 2 (pp={dims.pp} dp={dims.dp} cp={dims.cp}" in said
+    assert "the validation is of 4 of 6 plans: 2 failed\n" in said
+    for named in re.findall(r"its log is (\S+)", said):
+        assert Path(named).is_relative_to(temporary)
+        assert Path(named).exists()
+    tables.show_validation(found, tmp_path / "v.json", Screen.stderr())
+    shown = capsys.readouterr().err
+    assert [label for label in ("pick", "#1", "#2", "#3", "#4", "#5") if label in shown] == ["pick", "#3", "#4", "#5"]
+
+
+@pytest.mark.ranks
+def test_where_the_pick_fails_its_regret_is_not_known(
+    request_: ValidateRequest,
+    temporary: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FAILS_AT", "0.1")
+    found = validate.run(replace(request_, plans=3), tmp_path / "v.json", Screen.stderr())
+    assert ([plan.number for plan in found.failed], len(found.plans)) == ([0], 2)
+    assert found.time.regret is None
+    assert "the plan that the search puts first (pp=" in capsys.readouterr().err
+    tables.show_validation(found, tmp_path / "v.json", Screen.stderr())
+    assert "pick " not in capsys.readouterr().err.replace("of the pick", "")
+    assert len(list(temporary.iterdir())) == 1
+
+
+@pytest.mark.ranks
+def test_after_a_few_failures_what_was_measured_is_written(
+    request_: ValidateRequest,
+    temporary: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FAILS_AT", " ".join(f"{number}.0" for number in range(1, 9)))
+    found = validate.run(replace(request_, plans=9), tmp_path / "v.json", Screen.stderr())
+    assert [plan.number for plan in found.failed] == [*range(1, 2 + MOST_RELAUNCHES)]
+    assert len(found.plans) == 1
+    assert found.time.regret is None  # no plan was measured beside another
+    assert "1 of 9 plans: 4 failed and 4 not run" in capsys.readouterr().err
+    assert temporary.exists()
+
+
+@pytest.mark.ranks
+@pytest.mark.usefixtures("temporary")
+def test_where_no_plan_ran_well_the_workers_failure_is_the_commands(
+    request_: ValidateRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS_AT", "0.0 1.0")
+    with pytest.raises(WorkerFailed, match="planted in plan 1") as caught:
+        validate.run(replace(request_, plans=2), tmp_path / "v.json", Screen.stderr())
+    assert caught.value.exit_code == EXIT_WORKER
+    assert not (tmp_path / "v.json").exists()
 
 
 def test_too_few_steps_or_another_device_are_refused(request_: ValidateRequest, tmp_path: Path) -> None:

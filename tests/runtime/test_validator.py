@@ -71,7 +71,7 @@ def test_the_best_are_measured_again_and_no_plan_counts_in_anothers_memory(tmp_p
     )
     (tmp_path / "work").mkdir()
     run_ranks(2, _validate, job)
-    lines = [json.loads(line) for line in (tmp_path / "results").read_text(encoding="utf-8").splitlines()]
+    lines = _lines(tmp_path / "results")
     once, again = lines[:5], lines[5:]
     assert [(line["round"], line["plan"]) for line in once] == [(0, number) for number in range(5)]
     best = sorted(range(1, 5), key=lambda number: once[number]["step_s"])[:BEST_AGAIN]
@@ -83,3 +83,18 @@ def test_the_best_are_measured_again_and_no_plan_counts_in_anothers_memory(tmp_p
     assert peaks[1] > 1.5 * peaks[0]
     assert peaks[2] == peaks[0]  # the same plan, after a larger one
     assert all(line["peak_bytes"] == peaks[line["plan"]] for line in again)
+
+    known = {0: 1.0, 3: 1e-9}
+    goes_on = {"known": known, "left_out": [1], "results": tmp_path / "rest", "rounds": 1}
+    run_ranks(2, _validate, ValidateJob.model_validate(job.model_dump(mode="json") | goes_on))
+    lines = _lines(tmp_path / "rest")
+    assert [(line["round"], line["plan"]) for line in lines[:2]] == [(0, 2), (0, 4)]
+    best = min((2, 4), key=lambda number: next(line["step_s"] for line in lines if line["plan"] == number))
+    assert [(line["round"], line["plan"]) for line in lines[2:]] == [(1, 0), (1, 3), (1, best)]
+
+
+def _lines(results: Path) -> list[dict[str, Any]]:
+    """What was measured; before each stands what begins, which tells the plan at fault should the worker end there."""
+    lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert lines[0::2] == [{"plan": line["plan"], "round": line["round"]} for line in lines[1::2]]
+    return lines[1::2]

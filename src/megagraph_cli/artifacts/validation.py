@@ -25,8 +25,8 @@ class MeasuredPlan(Part):
     peak_bytes: int = Field(gt=0)
 
 
-class ValidatedPlan(Part):
-    """One plan. ``overrides`` are the keys that search's ``--set`` takes, where they differ from the workload."""
+class ChosenPlan(Part):
+    """A plan to run. ``overrides`` are the keys that search's ``--set`` takes, where they differ from the workload."""
 
     gpus: int = Field(ge=1)
     overrides: dict[str, int]
@@ -38,7 +38,19 @@ class ValidatedPlan(Part):
     context: Context
     mesh_order: list[Axis] = Field(default=DEFAULT_ORDER, exclude_if=is_default_order)
     predicted: PredictedPlan
+
+
+class ValidatedPlan(ChosenPlan):
+    """A plan that was run."""
+
     measured: MeasuredPlan
+
+
+class FailedPlan(ChosenPlan):
+    """A plan whose workers failed, and how. ``number``: its place among the plans that were chosen; 0 the pick."""
+
+    number: int = Field(ge=0)
+    message: str
 
 
 class MemoryAgreement(Part):
@@ -52,12 +64,13 @@ class MemoryAgreement(Part):
 class TimeAgreement(Part):
     """Fractions but for ``spearman``, which is null where plans cannot be ranked.
 
-    ``regret``: the search's pick against the best measured plan, both measured again in turn.
+    ``regret``: the search's pick against the best measured plan, both measured again in turn; null where workers
+    failed before that, or under the pick.
     """
 
     mape: float
     spearman: float | None
-    regret: float
+    regret: float | None
 
 
 class Validation(Artifact):
@@ -73,5 +86,6 @@ class Validation(Artifact):
     threads: int | None = Field(default=None, ge=1, exclude_if=lambda threads: threads is None)
     """Compute threads of each worker, the fewest of any host; None in files from before this was kept."""
     plans: list[ValidatedPlan] = Field(min_length=1)
+    failed: list[FailedPlan] = Field(default=[], exclude_if=lambda found: not found)
     memory: MemoryAgreement
     time: TimeAgreement

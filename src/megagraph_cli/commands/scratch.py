@@ -33,12 +33,17 @@ def scratch(prefix: str) -> Iterator[Path]:
         yield folder
     except MgraphError as error:
         if isinstance(error, WorkerFailed) or error.exit_code == EXIT_WORKER:
-            (folder / _KEPT).touch()
+            keep(folder)
         raise
     finally:
         if not (folder / _KEPT).exists():
             shutil.rmtree(folder)
         os.close(descriptor)
+
+
+def keep(folder: Path) -> None:
+    """Leave a folder of ``scratch`` there: the user was told of a log in it."""
+    (folder / _KEPT).touch()
 
 
 def _sweep(prefix: str) -> None:

@@ -153,7 +153,9 @@ def warn_unproven(plan: Plan, screen: Screen) -> None:
 def show_validation(found: Validation, out: Path, screen: Screen) -> None:
     """Predicted beside measured, fastest measured first, and how well they agree."""
     rows = []
-    for number, plan in sorted(enumerate(found.plans), key=lambda pair: pair[1].measured.step_s):
+    failed = {plan.number for plan in found.failed}
+    numbers = [number for number in range(len(found.plans) + len(failed)) if number not in failed]
+    for number, plan in sorted(zip(numbers, found.plans, strict=True), key=lambda pair: pair[1].measured.step_s):
         guess, truth = plan.predicted, plan.measured
         rows.append(
             [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from megagraph_cli.artifacts.base import reference_to
 from megagraph_cli.artifacts.plan import Dims, Plan
 from megagraph_cli.artifacts.validation import (
+    FailedPlan,
     MeasuredPlan,
     MemoryAgreement,
     PredictedPlan,
@@ -29,22 +29,21 @@ from megagraph_cli.commands.devices import (
     device_of_artifact,
     worker_threads,
 )
-from megagraph_cli.commands.follow import Follower
+from megagraph_cli.commands.measuring import Measured, Measuring
 from megagraph_cli.commands.orders import check_graph
 from megagraph_cli.commands.scratch import scratch
 from megagraph_cli.commands.search import OVERRIDES, SearchRequest, plan_of, resolved
 from megagraph_cli.commands.workloads import Folders, graph_info, prepare
-from megagraph_cli.console import Bar, Screen
+from megagraph_cli.console import Screen
 from megagraph_cli.cost.judge import mape, max_under, r_squared, short, spearman
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.sample import plans_to_run
 from megagraph_cli.cost.search import search
 from megagraph_cli.cost.setting import Setting
 from megagraph_cli.cost.space import Pins
-from megagraph_cli.errors import EXIT_WORKER, MgraphError
+from megagraph_cli.errors import MgraphError
 from megagraph_cli.hosts.address import Hosts
 from megagraph_cli.hosts.crew import Crew, joined
-from megagraph_cli.launch import Launch, interrupted, launch
 
 WORKER = "megagraph_cli.runtime.validate"
 SCRATCH = "mgraph-validate-"
@@ -75,8 +74,9 @@ class ValidateRequest:
 def run(request: ValidateRequest, out: Path, screen: Screen) -> Validation:
     """Choose plans, run them, write ``out`` and return what it holds.
 
-    Raises MgraphError: bad usage (2), nothing fits (3), another dataset or device than the cost model's (4), a worker
-    that failed (5), a signal (130).
+    Plans that fail are left out, with a warning. Raises MgraphError: bad usage (2), nothing fits (3), another dataset
+    or device than the cost model's (4), workers that failed before any plan was measured, or on several hosts (5), a
+    signal (130).
     """
     if request.hosts.first:
         check_writable(out)
@@ -91,6 +91,7 @@ def run(request: ValidateRequest, out: Path, screen: Screen) -> Validation:
         graph, split = prepare(workload.dataset, request.folders, screen)
         check_graph(workload, graph, request.cost_model_path, force=request.force)
         threads = worker_threads(plans[0], here, request.cost_model_path, screen)
+        fewest = min(crew.exchange("threads", threads))
         with scratch(SCRATCH) as folder:
             job = {
                 "plans": _write_plans(plans, folder),
@@ -100,15 +101,14 @@ def run(request: ValidateRequest, out: Path, screen: Screen) -> Validation:
                 "steps": request.steps,
                 "rounds": request.rounds,
                 "best_again": BEST_AGAIN,
-                "results": str(folder / "results.jsonl"),
                 "work_dir": str(folder / "work"),
                 "hosts": crew.hosts.count,
                 "threads": threads,
                 "launcher_pid": os.getpid(),
             }
-            lines = _measure(request, job, here, folder, screen, crew)
-        fewest = min(crew.exchange("threads", threads))
-        return _result(request, task, lines, fewest, out, crew)
+            found = Measuring(request.worker, job, plans, here, folder, screen, crew).all()
+        _warn_of_failures(found, len(plans), screen)
+        return _result(request, task, found, fewest, out, crew)
 
 
 @dataclass(frozen=True)
@@ -139,17 +139,28 @@ def _told(task: Task | None, crew: Crew) -> tuple[list[Plan], Device]:
 
 
 def _result(
-    request: ValidateRequest, task: Task | None, lines: Sequence[dict[str, Any]], threads: int, out: Path, crew: Crew
+    request: ValidateRequest, task: Task | None, measured: Measured, threads: int, out: Path, crew: Crew
 ) -> Validation:
     """The validation, written by host 0 and known to all."""
     if task is None:
         return Validation.model_validate(crew.exchange("validation", None)[0])
-    found = validation_of(task.predictor, task.plans, lines, request.steps)
+    found = validation_of(task.predictor, task.plans, measured, request.steps)
     ran_on = found.machine.model_copy(update={"device": task.device, "hosts": crew.hosts.count})
     made = {"inputs": [reference_to(request.cost_model_path)], "machine": ran_on, "threads": threads}
     saved = found.model_copy(update=made).save(out)
+    if measured.ended is not None and crew.hosts.count > 1:
+        raise measured.ended  # the other hosts have ended with it
     crew.exchange("validation", saved.model_dump(mode="json", by_alias=True))
     return saved
+
+
+def _warn_of_failures(found: Measured, chosen: int, screen: Screen) -> None:
+    """That the validation is not of all plans: each one's reason was told when it failed."""
+    measured = len({line["plan"] for line in found.lines})
+    not_run = chosen - measured - len(found.failed)
+    if found.failed or found.ended:
+        rest = f" and {not_run} not run" if not_run else ""
+        screen.warn(f"the validation is of {measured} of {chosen} plans: {len(found.failed)} failed{rest}")
 
 
 def chosen(request: ValidateRequest) -> tuple[Predictor, int, list[Plan]]:
@@ -197,53 +208,19 @@ def _write_plans(plans: Sequence[Plan], folder: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _measure(
-    request: ValidateRequest, job: dict[str, Any], workers: int, folder: Path, screen: Screen, crew: Crew
-) -> list[dict[str, Any]]:
-    """One line for each time that a plan was run."""
-    job_path, results = folder / "job.json", folder / "results.jsonl"
-    job_path.write_text(json.dumps(job, indent=2), encoding="utf-8")
-    follower, seen = Follower(results), [0]
-    again = min(BEST_AGAIN + 1, len(job["plans"])) * request.rounds
-    with screen.bar(f"starting {workers} {job['device']} workers", len(job["plans"]) + again) as bar:
-        outcome = launch(
-            Launch(
-                worker_module=request.worker,
-                job_path=job_path,
-                num_workers=workers,
-                log_dir=folder / "logs",
-                threads=job["threads"],
-                on_poll=lambda: _show(follower, seen, bar),
-                crew=crew,
-            )
-        )
-    if outcome.interrupted:
-        raise interrupted("validate", "nothing was written; run it again")
-    lines = list(Follower(results).fresh())
-    if crew.hosts.first and {line["plan"] for line in lines} != set(range(len(job["plans"]))):
-        raise MgraphError(f"the workers ended before every plan was run; see {folder / 'logs'}", EXIT_WORKER)
-    return lines
-
-
-def _show(follower: Follower, seen: list[int], bar: Bar) -> None:
-    for line in follower.fresh():
-        seen[0] += 1
-        bar.at(seen[0], f"plan {line['plan']}: {1e3 * line['step_s']:.1f} ms a step")
-
-
-def validation_of(
-    predictor: Predictor, plans: Sequence[Plan], lines: Sequence[dict[str, Any]], steps: int
-) -> Validation:
+def validation_of(predictor: Predictor, plans: Sequence[Plan], found: Measured, steps: int) -> Validation:
     """The artifact of plans and their measurements; a plan that was measured again has the median of those rounds."""
-    validated = []
+    by_number: dict[int, ValidatedPlan] = {}
     for number, plan in enumerate(plans):
-        mine = [line for line in lines if line["plan"] == number]
+        mine = [line for line in found.lines if line["plan"] == number]
+        if not mine:
+            continue
         timed = [line["step_s"] for line in mine if line["round"]] or [mine[0]["step_s"]]
         peak_bytes = max(line["peak_bytes"] for line in mine)
         measured = MeasuredPlan(step_s=statistics.median(timed), peak_bytes=peak_bytes)
-        validated.append(_validated(predictor, plan, measured))
-    again = sorted({line["plan"] for line in lines if line["round"]}) or [0]
-    best_s = min(validated[number].measured.step_s for number in again)
+        by_number[number] = ValidatedPlan(**_chosen(predictor, plan), measured=measured)
+    again = {line["plan"]: by_number[line["plan"]].measured.step_s for line in found.lines if line["round"]}
+    validated = list(by_number.values())
     steps_s = [(each.measured.step_s, each.predicted.step_s) for each in validated]
     peaks = [(float(each.measured.peak_bytes), float(each.predicted.peak_bytes)) for each in validated]
     (true_s, guess_s), (true_bytes, guess_bytes) = zip(*steps_s, strict=True), zip(*peaks, strict=True)
@@ -253,6 +230,10 @@ def validation_of(
         machine=predictor.cost_model.machine,
         steps=steps,
         plans=validated,
+        failed=[
+            FailedPlan(**_chosen(predictor, plans[number]), number=number, message=error.message)
+            for number, error in sorted(found.failed.items())
+        ],
         memory=MemoryAgreement(
             mape=short(mape(true_bytes, guess_bytes)),
             r2=None if r2 is None else short(r2),
@@ -261,12 +242,13 @@ def validation_of(
         time=TimeAgreement(
             mape=short(mape(true_s, guess_s)),
             spearman=None if rank is None else short(rank),
-            regret=short(max(0.0, validated[0].measured.step_s / best_s - 1)),
+            regret=short(max(0.0, again[0] / min(again.values()) - 1)) if 0 in again else None,
         ),
     )
 
 
-def _validated(predictor: Predictor, plan: Plan, measured: MeasuredPlan) -> ValidatedPlan:
+def _chosen(predictor: Predictor, plan: Plan) -> dict[str, Any]:
+    """The fields of a ChosenPlan."""
     forecast, fitted = plan.predicted, predictor.cost_model.workload
     assert forecast is not None
     overrides = {
@@ -274,18 +256,11 @@ def _validated(predictor: Predictor, plan: Plan, measured: MeasuredPlan) -> Vali
         for key, (section, name, _) in OVERRIDES.items()
         if getattr(getattr(plan.workload, section), name) != getattr(getattr(fitted, section), name)
     }
-    return ValidatedPlan(
-        gpus=plan.gpus,
-        overrides=overrides,
-        dims=plan.dims,
-        layers_per_stage=plan.layers_per_stage,
-        num_microbatches=plan.num_microbatches,
-        schedule=plan.schedule,
-        recompute=plan.recompute,
-        context=plan.context,
-        mesh_order=plan.mesh_order,
-        predicted=PredictedPlan(
+    order = "gpus dims layers_per_stage num_microbatches schedule recompute context mesh_order"
+    return {
+        **{name: getattr(plan, name) for name in order.split()},
+        "overrides": overrides,
+        "predicted": PredictedPlan(
             step_s=forecast.step_s, peak_bytes=forecast.peak_bytes, margin_bytes=forecast.margin_bytes
         ),
-        measured=measured,
-    )
+    }

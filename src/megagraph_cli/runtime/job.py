@@ -62,8 +62,9 @@ class ProfileJob(Job):
 class ValidateJob(Job):
     """``mgraph validate``: plan files, the search's pick first, each run for ``steps`` steps.
 
-    The pick and the ``best_again`` best others are measured again in ``rounds`` rounds. A line for every measurement
-    goes to ``results``; what runs leave behind to ``work_dir``.
+    The pick and the ``best_again`` best others are measured again in ``rounds`` rounds. Two lines for every measurement
+    go to ``results``, as it begins and when it is done; what runs leave behind to ``work_dir``. ``known``: seconds of a
+    step of plans that were measured before, by number; plans ``left_out`` are not run.
     """
 
     plans: list[Path]
@@ -73,3 +74,5 @@ class ValidateJob(Job):
     best_again: int
     results: Path
     work_dir: Path
+    known: dict[int, float] = {}
+    left_out: list[int] = []

@@ -35,21 +35,20 @@ class Validator:
 
     def run(self) -> None:
         """All plans once, then the best ones in turn; every rank takes part."""
-        steps_s = []
+        steps_s = dict(self.job.known)
         for index in range(len(self.plans)):
-            step_s, peak_bytes = self._measure(index)
-            steps_s.append(step_s)
-            self._tell(index, step_s, peak_bytes, round_number=0)
-        best = sorted(range(1, len(self.plans)), key=lambda index: steps_s[index])
-        again = [0, *best[: self.job.best_again]]
+            if index not in steps_s and index not in self.job.left_out:
+                steps_s[index] = self._measure(index, round_number=0)
+        pick = [index for index in (0,) if index in steps_s]
+        best = sorted(sorted(steps_s.keys() - {0}), key=lambda index: steps_s[index])
         for round_number in range(1, self.job.rounds + 1):
-            for index in again:
-                step_s, peak_bytes = self._measure(index)
-                self._tell(index, step_s, peak_bytes, round_number)
+            for index in (*pick, *best[: self.job.best_again]):
+                self._measure(index, round_number)
 
-    def _measure(self, index: int) -> tuple[float, int]:
-        """(slowest rank's median step, largest rank's peak), the same on every rank."""
+    def _measure(self, index: int, round_number: int) -> float:
+        """The slowest rank's median step, the same on every rank; it is told with the largest rank's peak."""
         plan = self.plans[index]
+        self._tell(index, round_number)
         record = self._record(plan)
         # What the plan left behind would count as alive in the next one.
         gc.collect()
@@ -59,7 +58,8 @@ class Validator:
         steps_s = [each.step_s for each in known if each.step_s is not None]
         peaks = [each.peak_bytes for each in known if each.peak_bytes is not None]
         assert steps_s, "a plan is run for more steps than are left untimed"
-        return max(steps_s), max(peaks)
+        self._tell(index, round_number, step_s=max(steps_s), peak_bytes=max(peaks))
+        return max(steps_s)
 
     def _record(self, plan: Plan) -> RankRecord:
         job = TrainJob(
@@ -86,9 +86,10 @@ class Validator:
             self._meshes[key] = build_mesh(*key, self.worker.device.type, self.job.hosts)
         return self._meshes[key]
 
-    def _tell(self, index: int, step_s: float, peak_bytes: int, round_number: int) -> None:
+    def _tell(self, index: int, round_number: int, **measured: float) -> None:
+        """One line: a measurement begins or, with what was ``measured``, is done."""
         if self.worker.rank == 0:
-            line = {"plan": index, "round": round_number, "step_s": step_s, "peak_bytes": peak_bytes}
+            line = {"plan": index, "round": round_number, **measured}
             with Path(self.job.results).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
