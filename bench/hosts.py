@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.parts.slow_link import Host, limit_link, missing, start_mgraph, two_hosts
+from bench.parts.slow_link import Host, limit_link, mgraph_on, missing, two_hosts
 
 from megagraph_cli.units import parse_bytes
 
@@ -31,8 +31,8 @@ DEADLINE_S = 900.0
 
 def on_both(hosts: Sequence[Host], arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
     """`mgraph ARGUMENTS --json` on both hosts; what host 0 prints."""
-    processes = start_mgraph(hosts, [*arguments, "--json"], folders, OMP_NUM_THREADS="1")
-    printed = [process.communicate(timeout=DEADLINE_S) for process in processes]
+    with mgraph_on(hosts, [*arguments, "--json"], folders, OMP_NUM_THREADS="1") as processes:
+        printed = [process.communicate(timeout=DEADLINE_S) for process in processes]
     for process, (_, said) in zip(processes, printed, strict=True):
         if process.returncode:
             raise RuntimeError(said)

@@ -36,14 +36,17 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, deadline
             context.Process(target=_rank, args=(rank, size, folder, function, arguments), daemon=True)
             for rank in range(size)
         ]
-        for process in ranks:
-            process.start()
+        started: list[Any] = []
         try:
+            for process in ranks:
+                process.start()
+                started.append(process)
             _wait(ranks, time.monotonic() + deadline_s)
         finally:
-            for process in ranks:
+            for process in started:
                 process.kill()
-                process.join()
+            for process in started:
+                process.join(30)
         failures = [path.read_text()[-2000:] for path in sorted(Path(folder).glob("failed-*"))]
         codes = [process.exitcode for process in ranks]
         assert not any(codes), f"exit codes {codes}\n" + "\n".join(failures)

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from bench.parts.running import killed_at_end
 
 from megagraph_cli import launch as launching
 from megagraph_cli.errors import EXIT_WORKER
@@ -135,14 +137,32 @@ def test_sigkill_is_named_although_the_other_rank_ignores_sigterm(spec: Callable
     assert_all_gone(tmp_path)
 
 
-def start_parent(made: Launch, folder: Path) -> subprocess.Popen[str]:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: len(list((folder / "marks").glob("threads-*"))) == 2, 60)
-    return parent
+Start = Callable[[Launch], "subprocess.Popen[str]"]
 
 
-def test_sigkill_from_outside_brings_all_down_in_time(spec: Callable[..., Launch], tmp_path: Path) -> None:
-    parent = start_parent(spec("wait"), tmp_path)
+@pytest.fixture
+def start_parent(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process that launches a spec, and waits for its workers; nothing of it outlives a test that failed."""
+    parents: list[subprocess.Popen[str]] = []
+
+    def start(made: Launch) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PARENT, str(made.job_path.parent)]
+        parents.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        wait_for(lambda: len(list((tmp_path / "marks").glob("threads-*"))) == 2, 60)
+        return parents[-1]
+
+    with killed_at_end(parents):
+        yield start
+    for worker in pids(tmp_path):  # whose parent is gone, should that have left them
+        with suppress(psutil.Error):  # gone as well
+            if str(tmp_path / "job.json") in psutil.Process(worker).cmdline():
+                psutil.Process(worker).kill()
+
+
+def test_sigkill_from_outside_brings_all_down_in_time(
+    spec: Callable[..., Launch], start_parent: Start, tmp_path: Path
+) -> None:
+    parent = start_parent(spec("wait"))
     os.kill(int((tmp_path / "marks/pid-1").read_text()), signal.SIGKILL)
     out, _ = parent.communicate(timeout=DOWN_S)
     assert out == ""
@@ -150,8 +170,10 @@ def test_sigkill_from_outside_brings_all_down_in_time(spec: Callable[..., Launch
     assert_all_gone(tmp_path)
 
 
-def test_sigterm_makes_workers_stop_by_themselves(spec: Callable[..., Launch], tmp_path: Path) -> None:
-    parent = start_parent(spec("wait"), tmp_path)
+def test_sigterm_makes_workers_stop_by_themselves(
+    spec: Callable[..., Launch], start_parent: Start, tmp_path: Path
+) -> None:
+    parent = start_parent(spec("wait"))
     parent.send_signal(signal.SIGTERM)
     out, _ = parent.communicate(timeout=DOWN_S)
     assert out.strip() == "Outcome(interrupted=True, killed=False)"
@@ -162,9 +184,9 @@ def test_sigterm_makes_workers_stop_by_themselves(spec: Callable[..., Launch], t
 
 @pytest.mark.parametrize("to_torchrun", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_workers_finish_although_torchrun_was_signalled_too(
-    spec: Callable[..., Launch], tmp_path: Path, to_torchrun: signal.Signals
+    spec: Callable[..., Launch], start_parent: Start, tmp_path: Path, to_torchrun: signal.Signals
 ) -> None:
-    parent = start_parent(spec("steady"), tmp_path)
+    parent = start_parent(spec("steady"))
     wait_for(lambda: len(list((tmp_path / "marks").glob("steady-*"))) == 2, 20)
     (torchrun,) = psutil.Process(parent.pid).children()
     for worker in pids(tmp_path):
@@ -179,9 +201,9 @@ def test_workers_finish_although_torchrun_was_signalled_too(
 
 
 def test_a_stop_that_kills_workers_which_do_not_ignore_it_is_no_failure(
-    spec: Callable[..., Launch], tmp_path: Path
+    spec: Callable[..., Launch], start_parent: Start, tmp_path: Path
 ) -> None:
-    parent = start_parent(spec("wait"), tmp_path)
+    parent = start_parent(spec("wait"))
     parent.send_signal(signal.SIGTERM)
     for worker in pids(tmp_path):
         os.kill(worker, signal.SIGTERM)
@@ -190,8 +212,10 @@ def test_a_stop_that_kills_workers_which_do_not_ignore_it_is_no_failure(
     assert_all_gone(tmp_path)
 
 
-def test_a_sigkill_during_a_stop_stays_a_failure(spec: Callable[..., Launch], tmp_path: Path) -> None:
-    parent = start_parent(spec("deaf"), tmp_path)
+def test_a_sigkill_during_a_stop_stays_a_failure(
+    spec: Callable[..., Launch], start_parent: Start, tmp_path: Path
+) -> None:
+    parent = start_parent(spec("deaf"))
     parent.send_signal(signal.SIGTERM)
     wait_for((tmp_path / "stop").exists, 10)
     for worker in pids(tmp_path):
@@ -201,8 +225,10 @@ def test_a_sigkill_during_a_stop_stays_a_failure(spec: Callable[..., Launch], tm
     assert_all_gone(tmp_path)
 
 
-def test_a_second_signal_kills_workers_that_hang(spec: Callable[..., Launch], tmp_path: Path) -> None:
-    parent = start_parent(spec("deaf"), tmp_path)
+def test_a_second_signal_kills_workers_that_hang(
+    spec: Callable[..., Launch], start_parent: Start, tmp_path: Path
+) -> None:
+    parent = start_parent(spec("deaf"))
     parent.send_signal(signal.SIGINT)
     wait_for((tmp_path / "stop").exists, 10)
     time.sleep(0.6)  # signals closer together than half a second are one
@@ -213,11 +239,11 @@ def test_a_second_signal_kills_workers_that_hang(spec: Callable[..., Launch], tm
 
 
 def test_workers_that_do_not_stop_in_time_are_killed(
-    spec: Callable[..., Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: Callable[..., Launch], start_parent: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = spec("deaf")
     monkeypatch.setattr(sys.modules[__name__], "PARENT", PARENT.replace('/ "stop")', '/ "stop", stop_s=0.5)'))
-    parent = start_parent(made, tmp_path)
+    parent = start_parent(made)
     parent.send_signal(signal.SIGTERM)
     out, _ = parent.communicate(timeout=DOWN_S)
     assert out.strip() == "Outcome(interrupted=True, killed=True)"

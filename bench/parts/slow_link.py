@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from .running import killed_at_end
+
 DEVICE = "cable"
 PORT = 29511
 BURST = "64kb"
@@ -82,31 +84,27 @@ def pinned(rank: int) -> list[str]:
     return ["taskset", "-c", str(cores[rank % len(cores)])]
 
 
-def start_mgraph(
+@contextmanager
+def mgraph_on(
     hosts: Sequence[Host], arguments: Sequence[str], folders: Sequence[Path], **environment: str
-) -> list[subprocess.Popen[str]]:
-    """The same `mgraph ARGUMENTS` on each host, as its `--node-rank`, in a folder of its own."""
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """The same `mgraph ARGUMENTS` on each host, as its `--node-rank`, in a folder of its own, while the block runs."""
+    command = [sys.executable, "-m", "megagraph_cli.cli", *arguments]
     several = ["--nnodes", str(len(hosts)), "--rdzv-endpoint", f"{hosts[0].address}:{PORT}"]
-    return [
-        subprocess.Popen(
-            [
-                *inside(host),
-                sys.executable,
-                "-m",
-                "megagraph_cli.cli",
-                *arguments,
-                *several,
-                "--node-rank",
-                str(host.rank),
-            ],
-            cwd=folder,
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for host, folder in zip(hosts, folders, strict=True)
-    ]
+    processes: list[subprocess.Popen[str]] = []
+    with killed_at_end(processes):
+        for host, folder in zip(hosts, folders, strict=True):
+            processes.append(
+                subprocess.Popen(
+                    [*inside(host), *command, *several, "--node-rank", str(host.rank)],
+                    cwd=folder,
+                    env=os.environ | environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        yield processes
 
 
 def inside(host: Host) -> list[str]:
@@ -128,30 +126,26 @@ def run_on_both(arguments: Sequence[str], deadline_s: float) -> list[str]:
 
     Each gets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and a core of its own where there are two.
     """
-    with two_hosts() as hosts:
-        processes = [
-            subprocess.Popen(
-                [*pinned(host.rank), "ip", "netns", "exec", host.namespace, sys.executable, *arguments],
-                env=os.environ
-                | {
-                    "RANK": str(host.rank),
-                    "WORLD_SIZE": "2",
-                    "MASTER_ADDR": hosts[0].address,
-                    "MASTER_PORT": str(PORT),
-                    "GLOO_SOCKET_IFNAME": DEVICE,
-                    "OMP_NUM_THREADS": "1",
-                },
-                stdout=subprocess.PIPE,
-                text=True,
+    processes: list[subprocess.Popen[str]] = []
+    with two_hosts() as hosts, killed_at_end(processes):
+        for host in hosts:
+            processes.append(
+                subprocess.Popen(
+                    [*pinned(host.rank), *inside(host), sys.executable, *arguments],
+                    env=os.environ
+                    | {
+                        "RANK": str(host.rank),
+                        "WORLD_SIZE": "2",
+                        "MASTER_ADDR": hosts[0].address,
+                        "MASTER_PORT": str(PORT),
+                        "GLOO_SOCKET_IFNAME": DEVICE,
+                        "OMP_NUM_THREADS": "1",
+                    },
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
             )
-            for host in hosts
-        ]
-        try:
-            outputs = [process.communicate(timeout=deadline_s)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        outputs = [process.communicate(timeout=deadline_s)[0] for process in processes]
     codes = [process.returncode for process in processes]
     if any(codes):
         raise RuntimeError(f"the two ranks ended with {codes}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from bench.parts.running import killed_at_end
 
 
 @pytest.fixture(scope="session")
@@ -18,11 +19,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def mgraph(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
-    """Starts ``mgraph`` in an empty folder."""
+def mgraph(tmp_path: Path, environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts ``mgraph`` in an empty folder; what a failed test leaves running is killed."""
+    processes: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "megagraph_cli.cli", *arguments],
             cwd=tmp_path,
             env=environment,
@@ -30,5 +32,8 @@ def mgraph(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subproc
             stderr=subprocess.PIPE,
             text=True,
         )
+        processes.append(process)
+        return process
 
-    return start
+    with killed_at_end(processes):
+        yield start

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from bench.parts.slow_link import Host, missing, start_mgraph, two_hosts
+from bench.parts.slow_link import Host, mgraph_on, missing, two_hosts
 
 from megagraph_cli.artifacts.plan import Plan
 from megagraph_cli.artifacts.run import Run
@@ -100,12 +100,12 @@ def test_two_hosts_train_as_one_process_fail_together_and_go_on(hosts: tuple[Hos
     cache = {"MGRAPH_CACHE": str(tmp_path / "graphs"), "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}
 
     # One worker on host 1 is killed: both hosts end, and say which.
-    processes = start_mgraph(hosts, ["train", "--run-dir", "run"], folders, **cache)
     run_dir = folders[0] / "run"
-    wait_for_steps(processes, run_dir, 4)
-    ranks = [worker(processes, rank) for rank in range(4)]
-    ranks[3].send_signal(signal.SIGKILL)
-    said = [process.communicate(timeout=DOWN_S)[1] for process in processes]
+    with mgraph_on(hosts, ["train", "--run-dir", "run"], folders, **cache) as processes:
+        wait_for_steps(processes, run_dir, 4)
+        ranks = [worker(processes, rank) for rank in range(4)]
+        ranks[3].send_signal(signal.SIGKILL)
+        said = [process.communicate(timeout=DOWN_S)[1] for process in processes]
     assert [process.returncode for process in processes] == [EXIT_WORKER] * 2
     killed = "rank 3 (pp=1 dp=0 cp=1) was killed by SIGKILL"
     assert said[0].startswith(f"mgraph: on host 1: {killed}")
@@ -121,8 +121,8 @@ def test_two_hosts_train_as_one_process_fail_together_and_go_on(hosts: tuple[Hos
     assert sorted(path.name for path in checkpoint.iterdir()) == ["part-0.pt", "part-1.pt", "state.json"]
     assert not list(folders[1].rglob("*.pt"))
     resumed = ["train", "--resume", "run", "--max-steps", str(END), "--json"]
-    processes = start_mgraph(hosts, resumed, folders, **cache)
-    printed = [process.communicate(timeout=START_S) for process in processes]
+    with mgraph_on(hosts, resumed, folders, **cache) as processes:
+        printed = [process.communicate(timeout=START_S) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], [err for _, err in printed]
     runs = [json.loads(out) for out, _ in printed]
     assert [run.pop("run_dir") for run in runs] == ["run", "run/host-1"]
