@@ -22,7 +22,7 @@ STEP = 2.0
 BONUS = 0.01
 LEAST = 0.05
 """The paper's constants: w <- w exp(STEP (r + BONUS / p)), p = (1 - 4 LEAST) w / sum(w) + LEAST."""
-_GRAIN = 2.0**-10
+_GRAIN = 2.0**-16
 
 
 def importance(
@@ -44,7 +44,7 @@ def importance(
 def updated(
     log_weights: Sequence[float], weights: Sequence[float], rewards: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """(log w, p) after one update from rewards r [4]; log w is 0 at most, p are multiples of 2^-10 that sum to 1.
+    """(log w, p) after one update from rewards r [4]; log w is 0 at most, p are multiples of 2^-16 that sum to 1.
 
     Rounded, p does not depend on the order in which a plan sums the rewards.
     """
@@ -52,7 +52,6 @@ def updated(
     log_w = np.asarray(log_weights, dtype=np.float64) + STEP * (r + BONUS / p)
     log_w -= log_w.max()
     share = np.exp(log_w) / np.exp(log_w).sum()
-    grains = np.round(((1.0 - len(ARMS) * LEAST) * share + LEAST) / _GRAIN)
-    rounded = np.maximum(grains, np.ceil(LEAST / _GRAIN)) * _GRAIN
+    rounded = np.round(((1.0 - len(ARMS) * LEAST) * share + LEAST) / _GRAIN) * _GRAIN
     rounded[np.argmax(rounded)] += 1.0 - rounded.sum()
     return log_w.tolist(), rounded.tolist()
