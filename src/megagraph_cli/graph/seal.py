@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -56,16 +56,17 @@ def _account(folder: Path, files: Mapping[str, int]) -> dict[str, list[int]]:
 def first_damaged(folder: Path, hashes: Mapping[str, str]) -> str | None:
     """The first array whose file does not have its hash; None where all do. Raises OSError, BAD_HEADER."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="seal") as pool:
-        found = dict(zip(hashes, pool.map(lambda name: _file_hash(folder / f"{name}.npy"), hashes), strict=True))
+        found = dict(zip(hashes, pool.map(lambda name: file_hash(folder / f"{name}.npy"), hashes), strict=True))
     return next((name for name, expected in hashes.items() if found[name] != expected), None)
 
 
-def _file_hash(path: Path) -> str:
-    """The hash of one ``.npy`` file's array."""
+def file_hash(path: Path, at: Callable[[int], None] = lambda _read_bytes: None) -> str:
+    """The hash of one ``.npy`` file's array; ``at`` is told how many bytes were read."""
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         digest = array_hash(path.stem, dtype.str, shape)
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
+            at(file.tell())
     return digest.hexdigest()

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +23,13 @@ from numpy.typing import NDArray
 
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.graph import DenseFeatures, Graph, Masks, SparseFeatures
-from megagraph_cli.graph.progress import Pace, Report
-from megagraph_cli.graph.seal import BAD_HEADER, array_hash, first_damaged, is_sealed, seal
+from megagraph_cli.graph.seal import BAD_HEADER, first_damaged, is_sealed, seal
+from megagraph_cli.graph.writer import ArrayWriter
 
 STORE_VERSION = 3
 META = "meta.json"
 TABLE_PREFIX = "table_"
 _LEFT_OVER = re.compile(r"\.(.*-[0-9a-f]{16})\.(?:tmp|lock)")  # names that prepare.py gives: nobody else's
-_BLOCK_BYTES = 1 << 26
 
 
 class DamagedStoreError(Exception):
@@ -51,47 +50,20 @@ class Facts:
     """The nodes' feature entries that are not zero (density.py): counting them again would read all features."""
 
 
-class Writer:
-    """Writes arrays into a folder, keeping each file's size and the hash of its content."""
-
-    def __init__(self, folder: Path, report: Report = lambda _said: None) -> None:
-        self.folder = folder
-        self._report = report
-        self._sizes: dict[str, int] = {}
-        self._hashes: dict[str, str] = {}
-
-    def put(self, name: str, *blocks: NDArray[Any]) -> None:
-        """One array made of ``blocks`` stacked along the first axis, as ``NAME.npy``.
-
-        Plain writes, not a mapping: on a full disk a mapping dies with SIGBUS, a write raises OSError.
-        """
-        shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
-        dtype = blocks[0].dtype
-        digest = array_hash(name, dtype.str, shape)
-        path = self.folder / f"{name}.npy"
-        with path.open("wb") as file:
-            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            pace = Pace(self._report, f"writing {path.name}", sum(block.nbytes for block in blocks), "B")
-            for block in blocks:
-                for piece in _pieces(block):
-                    file.write(piece)
-                    digest.update(piece)
-                    pace.at(file.tell())
-        self._sizes[path.name] = path.stat().st_size
-        self._hashes[name] = digest.hexdigest()
+class Writer(ArrayWriter):
+    """Writes the arrays of a store and, last, its ``meta.json``."""
 
     def digest(self) -> str:
         """sha256 over the content of all arrays so far but the sampler's tables, by name."""
-        return _digest_of(self._hashes)
+        return _digest_of(self.hashes)
 
     def finish(self, facts: Facts) -> None:
         """Writes ``meta.json``: from now on the folder is a store."""
         meta = {
             "version": STORE_VERSION,
             "digest": self.digest(),
-            "files": self._sizes,
-            "hashes": self._hashes,
+            "files": self.sizes,
+            "hashes": self.hashes,
             "name": facts.name,
             "licence": facts.licence,
             "source": facts.source,
@@ -120,11 +92,6 @@ def _meta_hash(meta: dict[str, Any]) -> str:
 
 def _sealed_files(meta: dict[str, Any]) -> dict[str, int]:
     return {**meta["files"], META: 0}
-
-
-def _pieces(block: NDArray[Any]) -> Sequence[bytes | memoryview]:
-    flat = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-    return [flat[at : at + _BLOCK_BYTES].data for at in range(0, flat.size, _BLOCK_BYTES)]
 
 
 def open_store(path: Path, *, check: bool = False) -> Graph:
