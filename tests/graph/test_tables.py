@@ -15,14 +15,9 @@ from tiny import (
     raw_arms,
 )
 
+from megagraph_cli.graph.feature_tables import FEATURES_DENSE, FEATURES_NONE, FEATURES_SIGNED, FEATURES_SPARSE
 from megagraph_cli.graph.graph import SparseFeatures
-from megagraph_cli.graph.tables import (
-    FEATURES_DENSE,
-    FEATURES_NONE,
-    FEATURES_SIGNED,
-    FEATURES_SPARSE,
-    build_tables,
-)
+from megagraph_cli.graph.tables import build_tables
 
 # A fraction is the difference of two cumulative values, each floored to a multiple of 2^-32.
 FIXED = 2.0**-32 * 1.01

@@ -16,10 +16,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from megagraph_cli.graph.bytedot import byte_dot
+from megagraph_cli.graph.feature_tables import FEATURES_DENSE, FEATURES_SPARSE
 from megagraph_cli.graph.half import half_value
 from megagraph_cli.graph.prefetch import prefetch
 from megagraph_cli.graph.streams import HALF, LOW, below, bits, uniform
-from megagraph_cli.graph.tables import FEATURES_DENSE, FEATURES_SPARSE
 
 BLOCK = 1536
 """Most tries that are made together."""

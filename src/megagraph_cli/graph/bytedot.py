@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from megagraph_cli.graph.tables import CODE_TAIL
+from megagraph_cli.graph.feature_tables import CODE_TAIL
 
 _LANES = 16
 _BYTES, _WORDS = (ir.VectorType(ir.IntType(bits), _LANES) for bits in (8, 32))
