@@ -10,11 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+
+from megagraph_cli.graph.readers.rows import Rows
 
 NUM_NODES, NUM_COLUMNS, NUM_CLASSES, NUM_TRAIN, NUM_TEST = 60, 12, 3, 9, 20
 
@@ -204,3 +207,11 @@ def write_own(path: Path, data: Sample, **changes: Any) -> Path:
     arrays = {"edge_index": np.stack([data.tails, data.heads]), "x": data.x, "y": data.y} | changes
     np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
     return path
+
+
+def whole(rows: Any) -> NDArray[Any]:
+    """All blocks of a table that is read block by block."""
+    assert isinstance(rows, Rows)
+    table = np.concatenate(list(rows.blocks(Path(gettempdir()))))
+    assert (table.shape, table.dtype) == (rows.shape, rows.dtype)
+    return table

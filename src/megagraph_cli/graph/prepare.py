@@ -12,16 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import sparse
 
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph import datasets, store
 from megagraph_cli.graph.datasets import Dataset
-from megagraph_cli.graph.density import count_entries
 from megagraph_cli.graph.graph import Graph
 from megagraph_cli.graph.readahead import large_pages
 from megagraph_cli.graph.readers.download import fetch
@@ -123,7 +119,11 @@ def _prepare(dataset: Dataset, folder: Path, aside: Path, feature_dtype: str, re
     )
     writer.finish(facts)
     report(f"{dataset.name}: building the sampler's tables")
-    for name, table in build_tables(store.open_store(aside)).items():
+    tables = build_tables(
+        store.open_store(aside),
+        lambda name, dtype, shape: writer.allocate(f"{store.TABLE_PREFIX}{name}", dtype, shape),
+    )
+    for name, table in tables.items():
         writer.put(f"{store.TABLE_PREFIX}{name}", table)
     writer.finish(facts)
 
@@ -132,15 +132,16 @@ def _write_content(
     raw: RawGraph, dataset: Dataset, feature_dtype: str, writer: store.Writer, report: Callable[[str], None]
 ) -> store.Facts:
     from megagraph_cli.graph.coarsen import coarsen
+    from megagraph_cli.graph.featurestore import write_features
     from megagraph_cli.graph.readers.adjacency import undirected
-    from megagraph_cli.graph.readers.features import canonical
+    from megagraph_cli.graph.readers.features import checked
 
     if raw.num_nodes == 0:
         raise MgraphError(f"{raw.origin} has no nodes; give at least one")
     labels, num_classes = compact_labels(raw.origin, raw.labels, raw.num_nodes)
     tails, heads = check_edges(raw.origin, raw.tails, raw.heads, raw.num_nodes)
-    features = canonical(raw.origin, raw.features, raw.num_nodes, feature_dtype, keep_sparse=raw.keep_sparse)
-    # Rounded features and checked ids are copies, and what follows takes the most memory.
+    features = checked(raw.origin, raw.features, raw.num_nodes, feature_dtype, keep_sparse=raw.keep_sparse)
+    # Checked ids are copies, and what follows takes the most memory.
     raw = replace(raw, features=None, tails=tails[:0].copy(), heads=heads[:0].copy())
     report(f"{dataset.name}: sorting {tails.size} edge entries of {raw.num_nodes} nodes")
     adjacency = undirected(tails, heads, raw.num_nodes)
@@ -161,7 +162,7 @@ def _write_content(
     if raw.masks is not None:
         for part in ("train", "val", "test"):
             writer.put(f"mask_{part}", getattr(raw.masks, part))
-    _write_features(features, coarse.clusters, coarse.sizes, feature_dtype, writer)
+    entries = write_features(raw.origin, features, coarse, feature_dtype, writer)
     counts = {
         "isolated": int(np.count_nonzero(np.diff(adjacency.indptr) == 0)),
         "self_loops": adjacency.self_loops,
@@ -170,29 +171,4 @@ def _write_content(
         "unlabelled": int(np.count_nonzero(labels < 0)),
     }
     num_columns = 0 if features is None else int(features.shape[1])
-    entries = _count_features(features)
     return store.Facts(dataset.name, dataset.licence, dataset.source, num_classes, num_columns, counts, entries)
-
-
-def _count_features(features: Any) -> int:
-    """The nodes' feature entries that are not zero."""
-    if features is None:
-        return 0
-    return count_entries(features.data if sparse.issparse(features) else features)
-
-
-def _write_features(
-    features: Any, clusters: NDArray[np.int32], sizes: NDArray[np.int32], dtype: str, writer: store.Writer
-) -> None:
-    from megagraph_cli.graph.readers.features import super_rows
-
-    if features is None:
-        return
-    below: Any = super_rows(features, clusters, sizes)
-    if not sparse.issparse(features):
-        writer.put("features_x", features, below.astype(dtype, copy=False))
-        return
-    shifted = below.indptr[1:].astype(np.int64) + features.nnz
-    writer.put("features_indptr", features.indptr.astype(np.int64), shifted)
-    writer.put("features_indices", features.indices.astype(np.int32), below.indices.astype(np.int32))
-    writer.put("features_data", features.data.astype(dtype, copy=False), below.data.astype(dtype, copy=False))

@@ -6,6 +6,8 @@ within the first one's community most of the time. Features are Gaussian around 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
@@ -14,6 +16,7 @@ from scipy import sparse
 
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.readers.raw import MAX_NODES, RawGraph
+from megagraph_cli.graph.readers.rows import Rows, block_rows
 
 PREFIX = "synthetic:"
 _HELP = "write synthetic:nodes=1000,edges=5000,features=16,classes=4,seed=0"
@@ -74,7 +77,10 @@ def generate(spec: Spec) -> RawGraph:
     rng = np.random.default_rng(spec.seed)
     labels, community = _communities(spec, rng)
     tails, heads = draw_edges(spec.edges, community, rng)
-    features = _gaussian(labels, spec, rng) if spec.features else None
+    features = None
+    if spec.features:
+        shape = (spec.nodes, spec.features)
+        features = Rows(shape, np.dtype(np.float32), lambda _scratch: _gaussian(labels, spec, deepcopy(rng)))
     return RawGraph(spec.name, spec.nodes, tails, heads, labels, features, None)
 
 
@@ -86,15 +92,16 @@ def _communities(spec: Spec, rng: np.random.Generator) -> tuple[NDArray[np.int64
     return (community % spec.classes).astype(np.int64), community
 
 
-def _gaussian(labels: NDArray[np.int64], spec: Spec, rng: np.random.Generator) -> NDArray[np.float32]:
+def _gaussian(labels: NDArray[np.int64], spec: Spec, rng: np.random.Generator) -> Iterator[NDArray[np.float32]]:
     """Unit noise around class centres of standard deviation 2/sqrt(F): the classes overlap at every F."""
     scale = np.float32(2.0 / np.sqrt(spec.features))
     centres = rng.standard_normal((spec.classes, spec.features), dtype=np.float32) * scale
-    features = rng.standard_normal((spec.nodes, spec.features), dtype=np.float32)
-    step = max(1, (1 << 24) // spec.features)
+    step = block_rows(spec.features)
     for first in range(0, spec.nodes, step):
-        features[first : first + step] += centres[labels[first : first + step]]
-    return features
+        own = labels[first : first + step]
+        block = rng.standard_normal((own.size, spec.features), dtype=np.float32)
+        block += centres[own]
+        yield block
 
 
 _DEMO = Spec(nodes=4000, edges=16000, classes=5, seed=7)

@@ -1,11 +1,13 @@
-"""Feature rows in the form the store keeps: float32 or float16, sparse where that is smaller, super nodes' rows
-appended. A user's own CSR stays CSR.
+"""Feature rows in the form the store keeps: float32 or float16, sparse where that is smaller. A user's own CSR stays
+CSR.
 
 Legend: V nodes, Q clusters, F input features.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,28 +15,26 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from megagraph_cli.errors import MgraphError
+from megagraph_cli.graph.readers.rows import Rows, cuts, rows_of
 
 SPARSE_BELOW = 0.25
 """Fraction of non-zero entries below which CSR rows are kept instead of dense ones: 8 bytes a non-zero entry against 4
 an entry in float32, 6 against 2 in float16."""
 
-_BLOCK_ENTRIES = 1 << 24
-_WIDENED_COLUMNS = 8  # of float16 features that are float32 at a time
 
-
-def canonical(
+def checked(
     origin: str,
-    features: NDArray[Any] | sparse.csr_matrix | None,
+    features: Rows | NDArray[Any] | sparse.csr_matrix | None,
     num_nodes: int,
     dtype: str = "float32",
     *,
     keep_sparse: bool = False,
-) -> NDArray[Any] | sparse.csr_matrix | None:
-    """Checked features [V, F] as ``dtype``, float32 or float16: CSR below 25 % density, else dense; None where there
-    are no columns. With ``keep_sparse`` what comes as CSR stays CSR. CSR features of float16 are float16 numbers in a
-    float32 array: scipy has no sparse float16.
+) -> Rows | sparse.csr_matrix | None:
+    """Features [V, F] whose shape and type are right; None where there are no columns. CSR is ``dtype``, float32 or
+    float16, from here on, and stays CSR below 25 % density or with ``keep_sparse``. CSR features of float16 are float16
+    numbers in a float32 array: scipy has no sparse float16. What is dense is read later (``finite_blocks``).
 
-    Raises MgraphError (exit 2) on NaN or infinite values, values that are not numbers, or a wrong row count.
+    Raises MgraphError (exit 2) on values that are not numbers, a wrong row count, or CSR with NaN or infinite values.
     """
     if features is None or (features.ndim == 2 and features.shape[1] == 0):
         return None
@@ -44,9 +44,32 @@ def canonical(
         )
     if features.dtype.kind not in "fiub":
         raise MgraphError(f"{origin} has features of type {features.dtype}; store them as real numbers")
-    if sparse.issparse(features):
-        return _canonical_sparse(origin, features, dtype, keep_sparse)
-    return _canonical_dense(origin, features, dtype)
+    if isinstance(features, Rows):
+        return features
+    if not sparse.issparse(features):
+        return rows_of(features)
+    result = _canonical_sparse(origin, features, dtype)
+    keeps = keep_sparse or is_sparse(result.nnz, result.shape)
+    return result if keeps else rows_of(result)
+
+
+def is_sparse(nonzero: int, shape: tuple[int, ...]) -> bool:
+    """Whether so many non-zero entries of a table are kept as CSR."""
+    return nonzero < SPARSE_BELOW * shape[0] * shape[1]
+
+
+def finite_blocks(origin: str, features: Rows, dtype: str, scratch: Path) -> Iterator[NDArray[Any]]:
+    """Blocks of dense rows as ``dtype``, float32 or float16.
+
+    Raises MgraphError (exit 2) on NaN or infinite values, and where the file turns out to be damaged.
+    """
+    first = 0
+    for read in features.blocks(scratch):
+        block = _rounded(read, dtype)
+        _refuse_unless_finite(origin, block, first)
+        first += block.shape[0]
+        yield block
+    assert first == features.shape[0], "readers yield all rows or raise"
 
 
 def _refuse_unless_finite(origin: str, values: NDArray[Any], first_row: int | None) -> None:
@@ -65,9 +88,7 @@ def _rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
         return values.astype(dtype, copy=False)
 
 
-def _canonical_sparse(
-    origin: str, features: sparse.csr_matrix, dtype: str, keep_sparse: bool
-) -> NDArray[Any] | sparse.csr_matrix:
+def _canonical_sparse(origin: str, features: sparse.csr_matrix, dtype: str) -> sparse.csr_matrix:
     data = _rounded(features.data, "float32")
     # A copy of the structure: sorting and summing below work in place and the caller's arrays may be mapped.
     result = sparse.csr_matrix((data, features.indices, features.indptr), shape=features.shape, copy=True)
@@ -76,49 +97,25 @@ def _canonical_sparse(
     _refuse_unless_finite(origin, data, None)
     result.data = data.astype(np.float32, copy=False)
     result.eliminate_zeros()
-    if keep_sparse or result.nnz < SPARSE_BELOW * result.shape[0] * result.shape[1]:
-        return result
-    return np.asarray(result.toarray(), dtype=dtype)
+    return result
 
 
-def _canonical_dense(origin: str, features: NDArray[Any], dtype: str) -> NDArray[Any] | sparse.csr_matrix:
-    rows, columns = features.shape
-    step = max(1, _BLOCK_ENTRIES // columns)
-    nonzero = 0
-    for first in range(0, rows, step):
-        block = _rounded(features[first : first + step], dtype)
-        _refuse_unless_finite(origin, block, first)
-        nonzero += int(np.count_nonzero(block))
-    if nonzero >= SPARSE_BELOW * rows * columns:
-        return _rounded(features, dtype)
-    blocks = [
-        sparse.csr_matrix(_rounded(features[first : first + step], dtype).astype(np.float32, copy=False))
-        for first in range(0, rows, step)
-    ]
-    return sparse.vstack(blocks, format="csr", dtype=np.float32) if len(blocks) > 1 else blocks[0]
+def super_blocks(
+    features: sparse.csr_matrix, clusters: NDArray[np.int32], sizes: NDArray[np.int32]
+) -> Iterator[sparse.csr_matrix]:
+    """The mean of each cluster's CSR rows, float32 [Q, F] (paper: Coarsening), as sparse matrix products of some
+    clusters each.
 
-
-def super_rows(
-    features: NDArray[Any] | sparse.csr_matrix, clusters: NDArray[np.int32], sizes: NDArray[np.int32]
-) -> NDArray[np.float32] | sparse.csr_matrix:
-    """The mean of each cluster's feature rows [Q, F] (paper: Coarsening), as a sparse matrix product.
-
-    Summed in float64 for sparse and in float32 for dense features, members in ascending order.
+    Summed in float64, members in ascending order.
     """
-    num_nodes = clusters.shape[0]
     members = np.argsort(clusters, kind="stable").astype(np.int32)
-    indptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    if sparse.issparse(features):
-        weights = np.repeat(1.0 / sizes, sizes)
-        mean = sparse.csr_matrix((weights, members, indptr), shape=(sizes.shape[0], num_nodes)) @ features
+    starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    entries = np.concatenate([[0], np.cumsum(np.diff(features.indptr)[members], dtype=np.int64)])[starts]
+    for first, last in cuts(entries):
+        # Rows of their own: scipy widens all of what it multiplies to float64.
+        rows = features[members[starts[first] : starts[last]]]
+        weights = np.repeat(1.0 / sizes[first:last], sizes[first:last])
+        places = (np.arange(rows.shape[0]), starts[first : last + 1] - starts[first])
+        mean = sparse.csr_matrix((weights, *places), shape=(last - first, rows.shape[0])) @ rows
         mean.sort_indices()
-        return mean.astype(np.float32)
-    weights = np.repeat((1.0 / sizes).astype(np.float32), sizes)
-    averaging = sparse.csr_matrix((weights, members, indptr), shape=(sizes.shape[0], num_nodes))
-    if features.dtype == np.float32:
-        return np.asarray(averaging @ features, dtype=np.float32)
-    dense = np.empty((sizes.shape[0], features.shape[1]), dtype=np.float32)
-    for start in range(0, features.shape[1], _WIDENED_COLUMNS):
-        columns = slice(start, start + _WIDENED_COLUMNS)
-        dense[:, columns] = averaging @ features[:, columns].astype(np.float32)
-    return dense
+        yield mean.astype(np.float32)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.errors import MgraphError
+from megagraph_cli.graph.readers.rows import Rows, block_rows, slices
 from megagraph_cli.graph.seal import BAD_HEADER
 
 _DAMAGE = (
@@ -82,24 +84,87 @@ class Npz:
 
     def get(self, name: str) -> NDArray[Any]:
         """The array ``name``. Raises MgraphError (exit 2) where it is missing, damaged or a pickle."""
-        if name not in self.names:
-            raise MgraphError(f"{self.path} has no array {name!r}; it holds {', '.join(sorted(self.names)) or 'none'}")
-        with reading(self.path), self._zip.open(f"{name}.npy") as member:
-            version = np.lib.format.read_magic(member)
-            read_header = (
-                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            )
-            if read_header(member)[2].hasobject:
-                raise MgraphError(
-                    f"array {name!r} of {self.path} holds Python objects, which could run code and is refused; "
-                    "save plain numeric arrays"
-                )
+        self._header(name)
         with reading(self.path), self._zip.open(f"{name}.npy") as member:
             return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
     def find(self, name: str) -> NDArray[Any] | None:
         """The array ``name``, None where the file has none."""
         return self.get(name) if name in self.names else None
+
+    def rows(self, name: str) -> Rows:
+        """The table ``name``, to be read in blocks once this file is closed. Raises MgraphError (exit 2) where it is
+        missing or a pickle, and its blocks do where it is damaged."""
+        path, header = self.path, self._header(name)
+        return Rows(header[0], header[2], lambda scratch: _member_blocks(path, name, header, scratch))
+
+    def find_rows(self, name: str) -> Rows | None:
+        """The table ``name``, None where the file has none."""
+        return self.rows(name) if name in self.names else None
+
+    def _header(self, name: str) -> _Header:
+        if name not in self.names:
+            raise MgraphError(f"{self.path} has no array {name!r}; it holds {', '.join(sorted(self.names)) or 'none'}")
+        with reading(self.path), self._zip.open(f"{name}.npy") as member:
+            header = _read_header(member)
+            if header[2].hasobject:
+                raise MgraphError(
+                    f"array {name!r} of {self.path} holds Python objects, which could run code and is refused; "
+                    "save plain numeric arrays"
+                )
+            return header
+
+
+_Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
+"""Shape, whether columns come one after another (Fortran), dtype."""
+_PIECE_BYTES = 1 << 20
+
+
+def _read_header(member: IO[bytes]) -> _Header:
+    version = np.lib.format.read_magic(member)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_column, dtype = read_header(member)
+    return shape, by_column, dtype
+
+
+def _member_blocks(path: Path, name: str, header: _Header, scratch: Path) -> Iterator[NDArray[Any]]:
+    """Blocks of rows of a table in a ``.npz``. One stored by columns is unpacked to a file in ``scratch`` first: its
+    rows are not together before all of it was read."""
+    (rows, columns), by_column, dtype = header
+    if not by_column:
+        for entries in _member_entries(path, name, header, block_rows(columns) * columns):
+            yield entries.reshape(-1, columns)
+        return
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        for entries in _member_entries(path, name, header, block_rows(1)):
+            file.write(entries.view(np.uint8).data)
+        file.flush()
+        yield from slices(np.memmap(file, dtype, "r", shape=(rows, columns), order="F"))
+
+
+def _member_entries(path: Path, name: str, header: _Header, most: int) -> Iterator[NDArray[Any]]:
+    """The numbers of an array in a ``.npz`` as they are stored, ``most`` at a time."""
+    shape, _, dtype = header
+    left = int(np.prod(shape, dtype=np.int64))
+    with reading(path), zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
+        if _read_header(member) != header:
+            raise ValueError(f"array {name!r} is not the one that was there before")
+        while left:
+            entries = np.empty(min(most, left), dtype)
+            _fill(member, entries.view(np.uint8))
+            left -= entries.size
+            yield entries
+
+
+def _fill(member: IO[bytes], into: NDArray[np.uint8]) -> None:
+    """Reads exactly so many bytes. Raises ValueError where there are fewer."""
+    at = 0
+    while at < into.size:
+        piece = member.read(min(_PIECE_BYTES, into.size - at))
+        if not piece:
+            raise ValueError(f"an array ends {into.size - at} bytes early")
+        into[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
 
 
 def read_npy(path: Path) -> NDArray[Any]:

@@ -50,7 +50,7 @@ def _read_own(arrays: Npz) -> RawGraph:
     edge_index, labels = arrays.get("edge_index"), arrays.get("y")
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise MgraphError(f"{origin} has edge_index of shape {list(edge_index.shape)}; give it the shape [2, E]")
-    features = _csr(arrays, "x") if "x_indptr" in arrays.names else arrays.find("x")
+    features = _csr(arrays, "x") if "x_indptr" in arrays.names else arrays.find_rows("x")
     num_nodes = int(labels.shape[0]) if features is None and labels.ndim else _rows(origin, "x", features)
     masks = stack_masks(origin, num_nodes, *_masks(arrays, ""))
     return RawGraph(origin, num_nodes, edge_index[0], edge_index[1], labels, features, masks, keep_sparse=True)
@@ -68,7 +68,7 @@ def _read_gnn_benchmark(arrays: Npz) -> RawGraph:
     num_nodes, columns = adjacency.shape
     if num_nodes != columns:
         raise MgraphError(f"{origin} has an adjacency of shape {[num_nodes, columns]}; it must be square")
-    features = _csr(arrays, "attr") if "attr_indptr" in arrays.names else arrays.find("attr_matrix")
+    features = _csr(arrays, "attr") if "attr_indptr" in arrays.names else arrays.find_rows("attr_matrix")
     tails = np.repeat(np.arange(num_nodes, dtype=np.int32), np.diff(adjacency.indptr))
     masks = stack_masks(origin, num_nodes, *_masks(arrays, ""))
     return RawGraph(origin, num_nodes, tails, adjacency.indices, labels, features, masks)
@@ -79,7 +79,7 @@ def _read_heterophilous(arrays: Npz) -> RawGraph:
     edges, labels = arrays.get("edges"), arrays.get("node_labels")
     if edges.ndim != 2 or edges.shape[1] != 2:
         raise MgraphError(f"{origin} has edges of shape {list(edges.shape)}; give it the shape [E, 2]")
-    features = arrays.find("node_features")
+    features = arrays.find_rows("node_features")
     num_nodes = int(labels.shape[0]) if features is None and labels.ndim else _rows(origin, "node_features", features)
     masks = stack_masks(origin, num_nodes, *_masks(arrays, "s"))
     tails, heads = (np.ascontiguousarray(edges[:, end]) for end in (0, 1))

@@ -18,6 +18,7 @@ from megagraph_cli.graph.graph import Masks
 from megagraph_cli.graph.progress import Pace, Report
 from megagraph_cli.graph.readers.files import Npz, reading
 from megagraph_cli.graph.readers.raw import RawGraph
+from megagraph_cli.graph.readers.rows import Rows
 
 _RAW = ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")
 BINARY = ("raw/data.npz", "raw/node-label.npz")
@@ -40,11 +41,12 @@ def _split_files(split: str) -> tuple[str, ...]:
 
 
 def read_ogb(folder: Path, report: Report, split: str) -> RawGraph:
-    """The raw graph of an OGB folder. Raises MgraphError (exit 2) on a damaged file or one with too few rows."""
+    """The raw graph of an OGB folder, whose features are yet to be parsed. Raises MgraphError (exit 2) on a damaged
+    file or one with too few rows."""
     raw = folder / "raw"
     num_nodes, num_edges = (_count(raw / f"num-{kind}-list.csv.gz") for kind in ("node", "edge"))
     edges = _table(raw / "edge.csv.gz", num_edges, 2, np.int64, np.int32, report)
-    features = _table(raw / "node-feat.csv.gz", num_nodes, None, np.float32, np.float32, report)
+    features = _rows(raw / "node-feat.csv.gz", num_nodes)
     labels = _table(raw / "node-label.csv.gz", num_nodes, 1, np.float64, np.float64, report)
     tails, heads = np.ascontiguousarray(edges[:, 0]), np.ascontiguousarray(edges[:, 1])
     masks = _masks(folder / "split" / split, num_nodes)
@@ -62,7 +64,7 @@ def read_binary(folder: Path, _report: Report, split: str) -> RawGraph:
         if counts.shape != (1,):
             raise MgraphError(f"{data.path} holds {counts.size} graphs; give it one")
         num_nodes = int(counts[0])
-        edges, features, labels = data.get("edge_index"), data.find("node_feat"), label.get("node_label")
+        edges, features, labels = data.get("edge_index"), data.find_rows("node_feat"), label.get("node_label")
     if edges.ndim != 2 or edges.shape[0] != 2:
         raise MgraphError(f"{data.path} has edge_index of shape {list(edges.shape)}; give it the shape [2, E]")
     masks = _masks(folder / "split" / split, num_nodes)
@@ -92,11 +94,16 @@ def _blocks(path: Path, dtype: Any) -> Iterator[NDArray[Any]]:
     """The table in blocks of rows [rows, columns]; nothing where it is empty."""
     import pandas
 
-    columns = pandas.read_csv(path, header=None, nrows=1).shape[1]
-    rows = max(1, _BLOCK_ENTRIES // columns)
+    rows = max(1, _BLOCK_ENTRIES // _columns(path))
     with pandas.read_csv(path, header=None, dtype=dtype, chunksize=rows) as reader:
         for block in reader:
             yield block.to_numpy()
+
+
+def _columns(path: Path) -> int:
+    import pandas
+
+    return int(pandas.read_csv(path, header=None, nrows=1).shape[1])
 
 
 def _count(path: Path) -> int:
@@ -107,22 +114,36 @@ def _count(path: Path) -> int:
         return int(counts[0, 0])
 
 
-def _table(path: Path, rows: int, columns: int | None, parsed: Any, kept: Any, report: Report) -> NDArray[Any]:
+def _rows(path: Path, rows: int) -> Rows:
+    """A table of float32 that is parsed when its blocks are asked for."""
+    with reading(path):
+        columns = _columns(path)
+    return Rows((rows, columns), np.dtype(np.float32), lambda _scratch: _whole(path, rows, columns, np.float32))
+
+
+def _whole(path: Path, rows: int, columns: int, dtype: Any) -> Iterator[NDArray[Any]]:
+    """The blocks of a table of exactly so many rows and columns."""
+    seen = 0
+    with reading(path):
+        for block in _blocks(path, dtype):
+            seen += block.shape[0]
+            if block.shape[1] != columns or seen > rows:
+                raise ValueError(f"a table of {block.shape[1]} columns and more than {rows} rows")
+            yield block
+        if seen != rows:
+            raise ValueError(f"{seen} rows instead of {rows}")
+
+
+def _table(path: Path, rows: int, columns: int, parsed: Any, kept: Any, report: Report) -> NDArray[Any]:
     """A table of exactly ``rows`` rows, parsed as one type and kept as another."""
-    table = np.empty((0, columns or 0), dtype=kept)
+    with reading(path):
+        table = np.empty((rows, columns), dtype=kept)
     filled = 0
     pace = Pace(report, f"reading {path.name}", rows, "rows")
-    with reading(path):
-        for block in _blocks(path, parsed):
-            if filled == 0:
-                table = np.empty((rows, block.shape[1]), dtype=kept)
-            if columns not in (None, block.shape[1]) or filled + block.shape[0] > rows:
-                raise ValueError(f"a table of {block.shape[1]} columns and more than {rows} rows")
-            if kept is np.int32 and block.size and (block.min() < 0 or block.max() > np.iinfo(np.int32).max):
-                raise MgraphError(f"{path} has an edge to node {block.min()} or {block.max()}; it is not in the graph")
-            table[filled : filled + block.shape[0]] = block
-            filled += block.shape[0]
-            pace.at(filled)
-        if filled != rows:
-            raise ValueError(f"{filled} rows instead of {rows}")
+    for block in _whole(path, rows, columns, parsed):
+        if kept is np.int32 and block.size and (block.min() < 0 or block.max() > np.iinfo(np.int32).max):
+            raise MgraphError(f"{path} has an edge to node {block.min()} or {block.max()}; it is not in the graph")
+        table[filled : filled + block.shape[0]] = block
+        filled += block.shape[0]
+        pace.at(filled)
     return table

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.graph import Masks
+from megagraph_cli.graph.readers.rows import Rows
 
 MAX_NODES = 2**31 - 1
 
@@ -23,8 +24,8 @@ class RawGraph:
     """A graph as its files hold it: edges as listed, labels as numbered, nothing removed yet.
 
     ``origin`` names the file (or dataset) in messages. ``tails`` and ``heads`` [N] are the ends of the directed
-    entries; ``labels`` [V]; ``features`` [V, F] dense or scipy CSR, None where there are none. ``keep_sparse``: CSR
-    stays CSR however dense it is.
+    entries; ``labels`` [V]; ``features`` [V, F] dense, to be read in blocks, or scipy CSR, None where there are
+    none. ``keep_sparse``: CSR stays CSR however dense it is.
     """
 
     origin: str
@@ -32,7 +33,7 @@ class RawGraph:
     tails: NDArray[Any]
     heads: NDArray[Any]
     labels: NDArray[Any]
-    features: NDArray[Any] | sparse.csr_matrix | None
+    features: Rows | NDArray[Any] | sparse.csr_matrix | None
     masks: Masks | None
     keep_sparse: bool = False
 

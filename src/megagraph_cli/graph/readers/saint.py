@@ -29,7 +29,7 @@ def read_reddit(folder: Path) -> RawGraph:
     """``reddit_data.npz`` (feature, label, node_types 1 train, 2 val, 3 test) and ``reddit_graph.npz`` (scipy COO
     or CSR). Raises MgraphError (exit 2) on damaged files."""
     with Npz(folder / REDDIT_FILES[0]) as data:
-        features, labels, types = (data.get(key) for key in ("feature", "label", "node_types"))
+        features, labels, types = data.rows("feature"), data.get("label"), data.get("node_types")
     if features.ndim != 2 or types.shape != (features.shape[0],):
         raise MgraphError(f"{data.path} has features and node_types that do not fit; replace it with a whole copy")
     with Npz(folder / REDDIT_FILES[1]) as adjacency:
