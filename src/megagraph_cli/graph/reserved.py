@@ -6,6 +6,7 @@ A mapping that finds no room on the disk dies with SIGBUS, so the room is reserv
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -54,7 +55,11 @@ def reserved_array(file: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...]) ->
     file.flush()
     _reserve(file, start, size_bytes)
     # A plain ndarray view: numba treats np.memmap as a foreign subclass.
-    return np.memmap(file, kind, "r+", start, shape).view(np.ndarray)
+    mapped = np.memmap(file, kind, "r+", start, shape)
+    if hasattr(mmap, "MADV_RANDOM"):
+        # Filled here and there, and of zeros: pages around the one that is touched are not worth their memory.
+        mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+    return mapped.view(np.ndarray)
 
 
 def _reserve(file: IO[bytes], start: int, size_bytes: int) -> None:

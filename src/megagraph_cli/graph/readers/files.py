@@ -118,6 +118,7 @@ class Npz:
 _Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
 """Shape, whether columns come one after another (Fortran), dtype."""
 _PIECE_BYTES = 1 << 20
+_BLOCKS_AT_ONCE = 4
 
 
 def _read_header(member: IO[bytes]) -> _Header:
@@ -130,7 +131,7 @@ def _read_header(member: IO[bytes]) -> _Header:
 def _member_blocks(path: Path, name: str, header: _Header, scratch: Path) -> Iterator[NDArray[Any]]:
     """Blocks of rows of a table in a ``.npz``. One stored by columns is unpacked to a file in ``scratch`` first: its
     rows are not together before all of it was read."""
-    (rows, columns), by_column, dtype = header
+    (_, columns), by_column, _ = header
     if not by_column:
         for entries in _member_entries(path, name, header, block_rows(columns) * columns):
             yield entries.reshape(-1, columns)
@@ -138,8 +139,20 @@ def _member_blocks(path: Path, name: str, header: _Header, scratch: Path) -> Ite
     with tempfile.TemporaryFile(dir=scratch) as file:
         for entries in _member_entries(path, name, header, block_rows(1)):
             file.write(entries.view(np.uint8).data)
-        file.flush()
-        yield from slices(np.memmap(file, dtype, "r", shape=(rows, columns), order="F"))
+        yield from _transposed(file, header)
+
+
+def _transposed(file: IO[bytes], header: _Header) -> Iterator[NDArray[Any]]:
+    """Blocks of rows of a table that lies in ``file`` by columns: read in long pieces, where memory holds little of
+    the file."""
+    (rows, columns), _, dtype = header
+    step = _BLOCKS_AT_ONCE * block_rows(columns)
+    for first in range(0, rows, step):
+        part = np.empty((columns, min(step, rows - first)), dtype)
+        for column in range(columns):
+            file.seek((column * rows + first) * dtype.itemsize)
+            _fill(file, part[column].view(np.uint8))
+        yield from slices(part.T)
 
 
 def _member_entries(path: Path, name: str, header: _Header, most: int) -> Iterator[NDArray[Any]]:
