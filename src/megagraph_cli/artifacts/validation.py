@@ -65,7 +65,7 @@ class TimeAgreement(Part):
     """Fractions but for ``spearman``, which is null where plans cannot be ranked.
 
     ``regret``: the search's pick against the best measured plan, both measured again in turn; null where workers
-    failed before that, or under the pick.
+    failed before that or under the pick, so that nothing stands beside it.
     """
 
     mape: float

@@ -53,8 +53,9 @@ def _check_same(fitted: CostModel, found: Validation, path: Path) -> None:
             differs = f"machine.{key}", *pair
     if differs is not None:
         key, measured, ran = differs
+        way_out = "profile with as many workers a host" if key == "threads" else "validate a cost model of this profile"
         raise MgraphError(
             f"{path} ran plans with {key} = {ran!r} but the profile was taken with {measured!r}; "
-            "validate a cost model of this profile, or pass --force",
+            f"{way_out}, or pass --force",
             EXIT_STALE,
         )

@@ -83,6 +83,8 @@ def _measure(
     crew: Crew,
 ) -> None:
     """Have ``num_workers`` workers here, and as many on every other host, write the profile into host 0's folder."""
+    # As many on every host: a plan carries one number, and each host's workers start with that.
+    threads = min(crew.exchange("threads", threads_per_worker(num_workers)))
     job = {
         "workload": workload.model_dump(mode="json", by_alias=True),
         "graph_path": str(graph.path),
@@ -93,7 +95,7 @@ def _measure(
         "out": str(folder / "profile.json"),
         "progress_file": str(folder / "progress.jsonl"),
         "hosts": crew.hosts.count,
-        "threads": threads_per_worker(num_workers),
+        "threads": threads,
         "launcher_pid": os.getpid(),
     }
     job_path = folder / "job.json"
@@ -106,6 +108,7 @@ def _measure(
                 job_path=job_path,
                 num_workers=num_workers,
                 log_dir=folder / "logs",
+                threads=threads,
                 on_poll=lambda: _show(progress, bar),
                 crew=crew,
             )

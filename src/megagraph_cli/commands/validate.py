@@ -220,6 +220,7 @@ def validation_of(predictor: Predictor, plans: Sequence[Plan], found: Measured, 
         measured = MeasuredPlan(step_s=statistics.median(timed), peak_bytes=peak_bytes)
         by_number[number] = ValidatedPlan(**_chosen(predictor, plan), measured=measured)
     again = {line["plan"]: by_number[line["plan"]].measured.step_s for line in found.lines if line["round"]}
+    compared = 0 in again and (len(again) > 1 or len(by_number) == 1)
     validated = list(by_number.values())
     steps_s = [(each.measured.step_s, each.predicted.step_s) for each in validated]
     peaks = [(float(each.measured.peak_bytes), float(each.predicted.peak_bytes)) for each in validated]
@@ -242,7 +243,7 @@ def validation_of(predictor: Predictor, plans: Sequence[Plan], found: Measured, 
         time=TimeAgreement(
             mape=short(mape(true_s, guess_s)),
             spearman=None if rank is None else short(rank),
-            regret=short(max(0.0, again[0] / min(again.values()) - 1)) if 0 in again else None,
+            regret=short(max(0.0, again[0] / min(again.values()) - 1)) if compared else None,
         ),
     )
 

@@ -70,7 +70,8 @@ class ArrayWriter:
         """One array made of ``blocks`` stacked along the first axis, as ``NAME.npy``; one that was allocated is there
         already and is only hashed."""
         if name in self._allocated:
-            assert blocks[0] is self._allocated.pop(name), name
+            allocated = self._allocated.pop(name)
+            assert blocks[0] is allocated, name
             path = self._path(name)
             pace = Pace(self._report, f"hashing {path.name}", path.stat().st_size, "B")
             self._keep(name, file_hash(path, pace.at))

@@ -167,11 +167,14 @@ class Crew:
 
     def _lost(self, rank: int, why: str) -> None:
         with self._changed:
+            known = rank in self._done or any(report.host == rank for report in self._reports)
+        if not known and not self._closing.is_set():
+            self._report_lost(rank, why)
+        with self._changed:  # after the report, which says more
             self._ended.add(rank)
             self._changed.notify_all()
-            known = rank in self._done or any(report.host == rank for report in self._reports)
-        if known or self._closing.is_set():
-            return
+
+    def _report_lost(self, rank: int, why: str) -> None:
         message = f"it {why} before it was done; look at its own message, then start again on every host"
         report = Report(rank, message, EXIT_WORKER, _failure_of(message), echo=False)
         if self.hosts.first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megagraph_cli.artifacts.profile import Link
-from megagraph_cli.runtime.grid import PLAIN, Sizes, Way
+from megagraph_cli.runtime.grid import LARGER_MESSAGES, LARGER_S, PLAIN, Sizes, Way
 
 _SAMPLE_S = 0.05
 """Building a small micro-batch and gathering what every rank measured."""
@@ -17,6 +17,9 @@ _AGAIN = 1.3
 """A layer that runs again in the backward against one that does not."""
 _MESSAGE_S: dict[Link, float] = {"host": 0.02, "network": 0.5}
 _TARGET_S = 1e-4
+_LARGER_TIMES = 16
+"""How often a message that does not take long is sent."""
+_BYTES_PER_S = 1e9
 _PIECE_S, _NUMBER_S = 1e-3, 5e-8
 """A piece of touched rows, and a number in them."""
 
@@ -54,3 +57,9 @@ def host_s(targets: int, runs: int) -> float:
 def messages_s(count: int, link: Link) -> float:
     """What measuring ``count`` message sizes of one kind takes."""
     return count * _MESSAGE_S[link]
+
+
+def larger_s(most_bytes: int) -> float:
+    """What measuring the larger messages up to ``most_bytes`` takes."""
+    sizes = [min(size, most_bytes) for size in LARGER_MESSAGES if size // 8 < most_bytes]
+    return sum(min(_LARGER_TIMES * size / _BYTES_PER_S, 4 * LARGER_S) for size in sizes)

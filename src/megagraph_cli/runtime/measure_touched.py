@@ -62,9 +62,10 @@ class TouchedProbe:
 def measure_touched(probe: TouchedProbe, rows: int, pieces: int, runs: int) -> ComputeSample:
     """One sample of ``rows`` touched rows in ``pieces``; all ranks measure at the same time."""
     context = probe.context
-    probe.load(rows)
-    probe.merge(pieces)
-    probe.update(pieces)
+    with context.fragmentation.watched(context.device):
+        probe.load(rows)
+        probe.merge(pieces)
+        probe.update(pieces)
     dist.barrier()
     times = []
     for _ in range(runs):

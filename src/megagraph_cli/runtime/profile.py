@@ -22,7 +22,7 @@ from megagraph_cli.errors import MgraphError
 from megagraph_cli.graph.prepare import open_graph
 from megagraph_cli.graph.splits import make_split
 from megagraph_cli.parallel.mesh import COLLECTIVE_DEADLINE
-from megagraph_cli.runtime.estimates import host_s, messages_s, modules_s, optimizer_s, touched_s
+from megagraph_cli.runtime.estimates import host_s, larger_s, messages_s, modules_s, optimizer_s, touched_s
 from megagraph_cli.runtime.grid import (
     LARGER_MESSAGES,
     LARGER_S,
@@ -164,7 +164,7 @@ class Profiler:
             ):
                 measure = partial(of_group, self.worker.device, group, size, link=link)
                 take = partial(self._messages, grid, measure, most=most)
-                times = messages_s(len(grid.messages), link), messages_s(2, link)
+                times = messages_s(len(grid.messages), link) + larger_s(most), messages_s(2, link)
                 works.append(Work(f"{what} over {size} ranks, {link}", take, *times, optional))
         return sorted(works, key=lambda work: work.optional)
 
