@@ -209,7 +209,13 @@ class Oracle:
                 values |= {"allgather_rows": cp * t, "allgather_own_rows": t} if gathered else {"ring_rows": t}
         growing = self.term(quantity, **{f"{name}__{key}": value for key, value in values.items()})
         floor = self.terms.get(quantity.replace("transient", "floor"), {})
-        return max(growing, floor.get(f"{name}.call", 0.0) - floor.get(f"{name}.less_rows", 0.0) * t)
+        at_least = max(growing, floor.get(f"{name}.call", 0.0) - floor.get(f"{name}.less_rows", 0.0) * t)
+        if (quantity, module, way[1]) == ("backward_transient_bytes", "layer", "ring") and cp > 1:
+            # Own block in two halves: gradients of the first half's keys and values wait for the last hop.
+            at_least += (
+                2 * math.ceil(b / 2) * r * self.d * 4 * (b * r * r >= 32768 * self.terms["threads"]["per_worker"])
+            )
+        return at_least
 
     def _peak(
         self,
@@ -240,8 +246,6 @@ class Oracle:
             "forward_transient_bytes": message * (min(count, held + 1 + 2) * (not first) + (not last)),
             "backward_transient_bytes": message * (min(count, held + 1 + 1) * (not first) + min(count, 2) * (not last)),
         }
-        if way[0] == "full" and cp > 1:  # measured, and unexplained
-            boundaries["backward_transient_bytes"] += 2 * message
         fixed = 4 * weights + math.ceil(count * batch)
         peaks = []
         for quantity, boundary in boundaries.items():

@@ -17,6 +17,7 @@ from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.setting import Setting, role_of
 from megagraph_cli.cost.touched import Touched
 from megagraph_cli.errors import EXIT_STALE, MgraphError
+from megagraph_cli.layout import halves
 from megagraph_cli.layout.dims import ParallelDims
 from megagraph_cli.layout.schedules import SCHEDULES
 from tests.cost import planted
@@ -202,21 +203,25 @@ def test_a_peak_is_its_largest_phase_whatever_touches_the_table(predictor: Predi
     assert phases == {True, False}
 
 
-def test_layers_that_run_again_on_several_context_ranks_count_as_much_more_as_keys_and_values(
-    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """2 b R d numbers of four bytes, in the backward, and nowhere else."""
+def test_a_ring_that_works_in_halves_holds_the_gradients_of_the_first_to_the_end(predictor: Predictor) -> None:
+    """With b = 32 sequences of R = 9 rows, 2592 pairs, a threshold in between: 2 (b / 2) R d numbers of four bytes."""
 
-    def backward(cp: int, recompute: str) -> float:
-        setting = Setting(ParallelDims(1, 1, cp), 1, "gpipe", recompute)
-        return float(predictor.memory(setting, role_of(0, 1), np.array([2.0])).backward.item())
+    def backward(context: str, cp: int = 2) -> float:
+        setting = Setting(ParallelDims(3, 1, cp), 8, "gpipe", context=context)
+        fresh = Predictor(predictor.cost_model, predictor.workload)
+        return float(fresh.memory(setting, role_of(1, 3), np.array([2.0])).backward[0])
 
-    cases = ((2, "full"), (2, "none"), (1, "full"))
-    found = [backward(*case) for case in cases]
-    monkeypatch.setattr(Predictor, "_unexplained", lambda *_: 0)
-    batch, model = predictor.workload.batch, predictor.workload.model
-    left = 2 * batch.batch_size * batch.rows(2).rows_per_rank * model.hidden_dim * 4
-    assert [mine - backward(*case) for mine, case in zip(found, cases, strict=True)] == [left, 0, 0]
+    ways = (("ring", 2), ("allgather", 2), ("ring", 1))
+    size = predictor.size(Setting(ParallelDims(3, 1, 2), 8, "gpipe"))
+    pairs = size.microbatch * size.rows**2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halves, "PAIRS_TO_HALVE", pairs + 1)
+        whole = [backward(*way) for way in ways]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halves, "PAIRS_TO_HALVE", pairs)
+        halved = [backward(*way) for way in ways]
+    held = 2 * (size.microbatch // 2) * size.rows * predictor.workload.model.hidden_dim * 4
+    assert [more - less for more, less in zip(halved, whole, strict=True)] == [held, 0, 0]
 
 
 def test_1f1b_holds_fewer_micro_batches_on_late_stages(predictor: Predictor) -> None:

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megagraph_cli.layout import halves
 from megagraph_cli.layout.rows import RowLayout
 from megagraph_cli.model.attention import BiasWeights, BlockKernel, Drop, LocalAttend, block_of
 from megagraph_cli.model.plain import PlainKernel
-from megagraph_cli.parallel import context
 from megagraph_cli.parallel.context import Ring, merge
 from megagraph_cli.runtime.build import RingAttend
 from tests.model.cases import Case, bias_of, make_case, share
@@ -64,7 +64,7 @@ def ring_results(
 ) -> float:
     """The largest difference from dense over all layouts, on this rank's rows; weights' gradients summed first."""
     if halved:  # however few pairs a block has; the rank is a process of its own
-        context.PAIRS_TO_HALVE = 0
+        halves.PAIRS_TO_HALVE = 0
     size = dist.get_world_size()
     attend = RingAttend(Ring(dist.group.WORLD, rank, size))
     worst = 0.0

@@ -25,11 +25,12 @@ from megagraph_cli.cost.observations import (
 from megagraph_cli.cost.terms import (
     MODULES,
     Regressors,
+    Size,
     evaluate,
     fit_coefficients,
+    frame_of,
     never_measured,
     over,
-    pool_of,
     profile_call,
 )
 
@@ -40,8 +41,6 @@ TOUCHED_TIMES = frozenset({"touched_merge_s", "touched_update_s"})
 TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "construct_s", "gather_s"}) | TOUCHED_TIMES | LINK_TIMES
 PASSES = ("forward_s", "backward_s")
 MARGIN_FOLDS = 4
-LEAST_SIZES = 3
-"""Micro-batches that samples of one module must have been measured at, that one may be left out."""
 LEAST_SHARE_DRAWN = 0.3
 """Rows drawn, as a share of the graph's, from which on distinct ones are fewer by more than a seventh."""
 HOLD_OUT_EVERY = 4
@@ -53,14 +52,15 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
     """Coefficients of every term, held-out quality and margin; a function of the profile.
 
     The coefficients come from all samples; quality from a fit that left every fourth sample of a group out, the margin
-    from four that together left every sample out. ``sets`` are the ``--set`` texts with which ``mgraph profile``
+    from that one and four more, which together left out every sample but those of the smallest and largest sizes. ``sets`` are the ``--set`` texts with which ``mgraph profile``
     measures this workload.
     Raises MgraphError (exit 4) where the profile lacks a term that every plan needs.
     """
     usable = [sample for sample in profile.compute if not sample.out_of_memory]
     _check_complete(profile, usable, sets)
-    pool = pool_of(profile.workload)
-    observations = compute_observations(usable, pool) + touched_observations(usable)
+    threads = max(sample.threads for sample in profile.host)
+    frame = frame_of(profile.workload, profile.machine.device, threads)
+    observations = compute_observations(usable, frame) + touched_observations(usable)
     observations += link_observations(profile) + host_observations(profile)
     held_out = _held_out(observations)
     # Found without what is held out, as every coefficient that is judged by it.
@@ -75,12 +75,14 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
         [_predicted(trial, item) for item in times],
         num_fit=sum(item.quantity in TIMES for item in kept),
     )
-    memory_quality = _judge_memory(usable, trial, pool)
-    terms["margin"] = {"relative": _margin(usable, terms, pool)}
+    memory_quality = _judge_memory(usable, trial, frame)
+    # ``max_under`` is a share of the measured, the margin one of the predicted.
+    judged = memory_quality.max_under or 0.0
+    terms["margin"] = {"relative": short(max(_margin(usable, terms, frame), judged / (1 - judged)))}
     if found is not None:
         largest = max((size_of(sample) for sample in usable), key=lambda size: (size.tokens, size.microbatch))
         terms["cache"] = found.terms(largest)
-    terms["threads"] = {"per_worker": float(max(sample.threads for sample in profile.host))}
+    terms["threads"] = {"per_worker": float(threads)}
     return CostModel(
         workload=profile.workload,
         machine=profile.machine,
@@ -144,9 +146,6 @@ def _fit_terms(observations: Sequence[Observation]) -> dict[str, dict[str, float
     for quantity in sorted({item.quantity for item in observations}):
         # The order of the file must not move a last digit.
         mine = sorted((item for item in observations if item.quantity == quantity), key=_order)
-        if quantity == "saved_bytes":
-            # Gathered rows are not saved, but a CPU's collectives free them on threads that no meter follows.
-            mine = [item for item in mine if item.size.context != "allgather"] or mine
         open_ = _undetermined(mine)
         mine = [replace(item, regressors=_without(item.regressors, open_)) for item in mine]
         if quantity in FLOORS:
@@ -190,22 +189,23 @@ def _predicted(terms: Mapping[str, Mapping[str, float]], item: Observation) -> f
     return float(with_floor(terms, item.quantity, next(iter(item.regressors)).split(".")[0], item.size, value))
 
 
-def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, float]], pool: float) -> Quality:
+def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, float]], frame: Size) -> Quality:
     """Quality on held-out compute samples."""
     samples = [sample for sample in usable if sample.module != "optimizer"]
-    observations = [item for item in compute_observations(samples, pool) if item.quantity == "batch_bytes"]
+    observations = [item for item in compute_observations(samples, frame) if item.quantity == "batch_bytes"]
     chosen = [sample for sample, out in zip(samples, _held_out(observations), strict=True) if out]
     measured = [_whole_peak(sample, values_of(sample)) for sample in chosen]
-    predicted = [_whole_peak(sample, _predicted_values(sample, trial, pool)) for sample in chosen]
+    predicted = [_whole_peak(sample, _predicted_values(sample, trial, frame)) for sample in chosen]
     return quality(measured, predicted, num_fit=len(samples) - len(measured))
 
 
-def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, float]], pool: float) -> float:
+def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, float]], frame: Size) -> float:
     """The most by which a sample is above what the others foretell of it, as a share of a stage that has it.
 
-    Every sample whose module was measured at enough sizes is left out once, a quarter of them at a time, neighbours in
-    size in different quarters; any other is held against ``terms``, which were fitted to it too. No stage is smaller
-    than one layer of the same size, so that an input's or a head's bytes weigh as they do in a plan of one micro-batch.
+    Every sample between the smallest and the largest micro-batch of what it measures is left out once, a quarter of
+    them at a time, neighbours in size in different quarters. Those at the ends, without which a fit would foretell what
+    lies beyond all that it knows, are held against ``terms``, which were fitted to them too. No stage is smaller than
+    one layer of the same size, so that an input's or a head's bytes weigh as they do in a plan of one micro-batch.
     """
     modules = sorted((sample for sample in usable if sample.module != "optimizer"), key=_sorted_by)
     sizes: dict[tuple[str | int, ...], set[int]] = {}
@@ -217,19 +217,23 @@ def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, fl
             stages[_place(sample)] = min(peak, stages.get(_place(sample), peak))
 
     def above(sample: ComputeSample, foretold: Mapping[str, Mapping[str, float]]) -> float:
-        guess = _whole_peak(sample, _predicted_values(sample, foretold, pool))
+        guess = _whole_peak(sample, _predicted_values(sample, foretold, frame))
         least = max(guess, stages.get(_place(sample), 0.0))
         return (_whole_peak(sample, values_of(sample)) - guess) / least if least > 0 else 0.0
 
-    spared = [sample for sample in modules if len(sizes[_measured_of(sample)]) >= LEAST_SIZES]
+    def within(sample: ComputeSample) -> bool:
+        known = sizes[_measured_of(sample)]
+        return min(known) < sample.microbatch_size < max(known)
+
+    spared = [sample for sample in modules if within(sample)]
     rest = [sample for sample in usable if sample not in spared]
-    most = max([0.0, *(above(sample, terms) for sample in rest if sample.module != "optimizer")])
+    most = max([0.0, *(above(sample, terms) for sample in modules if not within(sample))])
     for fold in range(MARGIN_FOLDS):
         kept = [sample for place, sample in enumerate(spared) if place % MARGIN_FOLDS != fold]
-        observations = compute_observations([*kept, *rest], pool)
+        observations = compute_observations([*kept, *rest], frame)
         trial = _fit_terms([item for item in observations if item.quantity not in TIMES])
         most = max([most, *(above(sample, trial) for sample in spared[fold::MARGIN_FOLDS])])
-    return short(most)
+    return most
 
 
 def _place(sample: ComputeSample) -> tuple[int, int, int]:
@@ -245,9 +249,9 @@ def _sorted_by(sample: ComputeSample) -> tuple[Any, ...]:
     return *_measured_of(sample), sample.microbatch_size, sample.rows, tuple(sorted(sample.memory.items()))
 
 
-def _predicted_values(sample: ComputeSample, terms: Mapping[str, Mapping[str, float]], pool: float) -> dict[str, float]:
-    observations = compute_observations([sample], pool)
-    return {item.quantity: _predicted(terms, item) for item in observations if item.quantity not in TIMES}
+def _predicted_values(sample: ComputeSample, terms: Mapping[str, Mapping[str, float]], frame: Size) -> dict[str, float]:
+    observations = compute_observations([sample], frame)
+    return {item.quantity: _predicted(terms, item) + item.known for item in observations if item.quantity not in TIMES}
 
 
 def _whole_peak(sample: ComputeSample, values: dict[str, float]) -> float:

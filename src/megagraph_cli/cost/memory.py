@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.cost.floors import FLOORS, with_floor
-from megagraph_cli.cost.terms import Array, Size, evaluate, part_regressors
+from megagraph_cli.cost.terms import Array, Size, evaluate, known_bytes, part_regressors
 from megagraph_cli.cost.touched import Touched
 
 Bytes = dict[str, int]
@@ -110,15 +110,13 @@ def stage_bytes(
     touched: Touched,
     received: int,
     returned: int,
-    unexplained: int,
     remedy: str,
 ) -> RoleMemory:
     """Bytes of a stage that runs ``parts`` in this order; ``size.layers`` and ``parameters`` are arrays.
 
     ``received`` and ``returned`` are the bytes that come from the stage before and the stage after for one
-    micro-batch; ``unexplained`` are needed in the backward beside what the parts need. Gradients live in one flat
-    buffer for the whole run, but for those of the ``table`` bytes of node embeddings, of which only the rows that a
-    step touches exist, for the step: ``touched``.
+    micro-batch. Gradients live in one flat buffer for the whole run, but for those of the ``table`` bytes of node
+    embeddings, of which only the rows that a step touches exist, for the step: ``touched``.
     """
     middle = np.asarray(size.layers, dtype=float)
     one = np.ones_like(middle)
@@ -129,7 +127,7 @@ def stage_bytes(
         asked = evaluate(terms, quantity, regressors, remedy=remedy)
         if quantity in FLOORS:
             asked = with_floor(terms, quantity, next(iter(regressors)).split(".")[0], size, asked)
-        return np.asarray(asked * present.get(part, one), dtype=float)
+        return np.asarray((asked + known_bytes(quantity, part, size)) * present.get(part, one), dtype=float)
 
     saved_of = {part: value("saved_bytes", part) for part in parts}
     saved_of["layer"] = saved_of["layer"] + value("saved_bytes", "stage")
@@ -151,7 +149,7 @@ def stage_bytes(
         returned=returned * one,
         saved=saved,
         forward=np.maximum(forward - saved, 0.0),
-        backward=np.maximum(backward - saved, 0.0) + unexplained,
+        backward=np.maximum(backward - saved, 0.0),
         optimizer=step * one,
         touched=touched,
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megagraph_cli.artifacts.profile import SUMMED_RANKS, CommSample, ComputeSample, Profile
 from megagraph_cli.cost.terms import (
@@ -13,6 +12,7 @@ from megagraph_cli.cost.terms import (
     all_gather_regressors,
     all_reduce_regressors,
     host_regressors,
+    known_bytes,
     merge_regressors,
     over,
     p2p_regressors,
@@ -27,6 +27,7 @@ NO_SIZE = Size()
 class Observation:
     """One measured value of a quantity with the regressors that should explain it.
 
+    ``known`` bytes were measured too, and are no part of ``value``: nothing need explain them.
     ``group`` and ``place`` order the samples, so that what is held out does not depend on their order in the file.
     """
 
@@ -36,11 +37,13 @@ class Observation:
     regressors: Regressors
     value: float
     size: Size = NO_SIZE
+    known: int = 0
 
 
-def size_of(sample: ComputeSample, pool: float = math.inf) -> Size:
-    """The size at which a compute sample's regressors are taken."""
-    return Size(
+def size_of(sample: ComputeSample, frame: Size = NO_SIZE) -> Size:
+    """The size at which a compute sample's regressors are taken; ``frame`` as ``terms.frame_of``."""
+    return replace(
+        frame,
         layers=sample.num_layers if sample.module == "layer" else 0,
         microbatch=sample.microbatch_size,
         rows=sample.rows,
@@ -49,7 +52,6 @@ def size_of(sample: ComputeSample, pool: float = math.inf) -> Size:
         recompute=sample.recompute,
         context=sample.context,
         link=sample.link,
-        pool=pool,
     )
 
 
@@ -71,16 +73,17 @@ def values_of(sample: ComputeSample) -> dict[str, float]:
     }
 
 
-def compute_observations(samples: Sequence[ComputeSample], pool: float) -> list[Observation]:
-    """Every quantity of every compute sample; ``pool`` as in ``terms.Size``."""
+def compute_observations(samples: Sequence[ComputeSample], frame: Size) -> list[Observation]:
+    """Every quantity of every compute sample; ``frame`` as ``terms.frame_of``."""
     found = []
     for sample in samples:
-        size = size_of(sample, pool)
+        size = size_of(sample, frame)
         place = (sample.cp, sample.rows, sample.microbatch_size, sample.num_layers, float(size.parameters_bytes))
         for quantity, value in values_of(sample).items():
             regressors = sample_regressors(quantity, sample.module, size)
             group = over(sample.link, f"{sample.module} {sample.recompute} {sample.context}")
-            found.append(Observation(quantity, group, place, regressors, value, size))
+            known = known_bytes(quantity, sample.module, size)
+            found.append(Observation(quantity, group, place, regressors, value - known, size, known))
     return found
 
 

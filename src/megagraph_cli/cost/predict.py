@@ -27,12 +27,12 @@ from megagraph_cli.cost.terms import (
     all_reduce_regressors,
     distinct,
     evaluate,
+    frame_of,
     host_regressors,
     merge_regressors,
     over,
     p2p_regressors,
     part_regressors,
-    pool_of,
     profile_call,
     row_update_regressors,
 )
@@ -106,9 +106,20 @@ class Predictor:
             dims = setting.dims
             targets = microbatch_targets(self.workload.batch.batch_size, dims.dp, setting.num_microbatches)
             rows = self.workload.batch.rows(dims.cp).rows_per_rank
-            way = (setting.recompute, setting.context, link)
-            self._sizes[key] = Size(0, targets, rows, dims.cp, 0, *way, pool_of(self.workload))
+            self._sizes[key] = replace(
+                self._frame,
+                microbatch=targets,
+                rows=rows,
+                cp=dims.cp,
+                recompute=setting.recompute,
+                context=setting.context,
+                link=link,
+            )
         return self._sizes[key] if isinstance(layers, int) and not layers else replace(self._sizes[key], layers=layers)
+
+    @cached_property
+    def _frame(self) -> Size:
+        return frame_of(self.workload, self.cost_model.machine.device, self.cost_model.threads)
 
     @cached_property
     def _cache(self) -> CacheBreak | None:
@@ -265,18 +276,8 @@ class Predictor:
             touched=self.touched(setting, role),
             received=boundary_bytes(self.workload, self.size(setting)) * (not role.first),
             returned=boundary_bytes(self.workload, self.size(setting)) * (not role.last),
-            unexplained=self._unexplained(setting),
             remedy=self.remedy(min(setting.dims.cp, 2)),
         )
-
-    def _unexplained(self, setting: Setting) -> int:
-        """Bytes that a backward was measured to need beyond what its layers need alone: as much as keys and values.
-
-        At most so much, and by plans that run layers again on several context ranks alone. What holds them is not
-        known; a forecast without them was up to 4 % too low.
-        """
-        again = setting.dims.cp > 1 and setting.recompute == "full"
-        return 2 * boundary_bytes(self.workload, self.size(setting)) * again
 
     def tables(self, setting: Setting) -> StageTables:
         """Costs of every stage for every number of layers it may hold."""

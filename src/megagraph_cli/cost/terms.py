@@ -20,7 +20,10 @@ from scipy.optimize import nnls
 
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.errors import EXIT_STALE, MgraphError
+from megagraph_cli.layout.halves import first_half
 
+LEAST_SUM_BYTES = 4
+"""Of a number that is added up: gradients of keys and values are summed in float32 at least."""
 Array = NDArray[np.float64]
 Regressors = dict[str, Any]
 """Values by coefficient name; numbers, or arrays over the number of layers."""
@@ -33,7 +36,8 @@ class Size:
     ``layers`` middle layers in a row (a number, or an array of them), ``microbatch`` sequences of ``rows`` rows on
     each of ``cp`` context ranks, ``parameters_bytes`` of weights (a number or an array). ``recompute`` and
     ``context`` are how layers run, as in plan.json; ``link`` is what connects the context ranks. ``pool`` is the
-    number of rows that the graph has features for.
+    number of rows that the graph has features for, ``threads`` how many of a worker compute (1 where its device does),
+    ``row_bytes`` what the gradient of one row's keys takes while it is added up.
     """
 
     layers: Any = 0
@@ -45,6 +49,8 @@ class Size:
     context: str = "ring"
     link: str = "host"
     pool: float = math.inf
+    threads: int = 1
+    row_bytes: int = 0
 
     @property
     def way(self) -> str:
@@ -65,6 +71,27 @@ class Size:
     def scores(self) -> int:
         """Entries of one head's score matrix on this rank, padding included: b R (cp R)."""
         return self.tokens * self.rows * self.cp
+
+    @property
+    def held_back_bytes(self) -> int:
+        """dK and dV of the first half of the sequences, which a ring's backward in halves holds to the end."""
+        half = first_half(self.microbatch, self.rows, self.threads)
+        whole = self.cp == 1 or self.context != "ring" or half == self.microbatch
+        return 0 if whole else 2 * half * self.rows * self.row_bytes
+
+
+def frame_of(workload: Workload, device: str, threads: int) -> Size:
+    """What all sizes of a workload have in common; ``threads`` of a worker."""
+    return Size(
+        pool=pool_of(workload),
+        threads=1 if device == "cuda" else threads,
+        row_bytes=workload.model.hidden_dim * max(LEAST_SUM_BYTES, workload.itemsize_bytes),
+    )
+
+
+def known_bytes(quantity: str, module: str, size: Size) -> int:
+    """Bytes of a quantity that are known, not fitted: they come at once, where a module begins to work otherwise."""
+    return size.held_back_bytes if (quantity, module) == ("backward_transient_bytes", "layer") else 0
 
 
 def distinct(drawn: float, pool: float) -> float:

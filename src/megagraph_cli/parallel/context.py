@@ -20,11 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-KV_TAG, GRAD_TAG = 0, 1
-PAIRS_TO_HALVE = 32768
-"""(row, column) pairs of a block, for each thread, below which two halves cost more than they hide (0.6 ms on a core)
-or leave threads idle."""
+from megagraph_cli.layout.halves import first_half
 
+KV_TAG, GRAD_TAG = 0, 1
 NOTHING = -1e30
 """Log-sum-exp over no keys: finite, so that it weighs nothing and yields no NaN."""
 
@@ -196,8 +194,7 @@ class _RingAttention(torch.autograd.Function):
         def visit_own(part: slice) -> tuple[Tensor, Tensor]:
             return visit(k[:, part], v[:, part], call.block(ring.rank).sequences(part.start, part.stop), part)
 
-        least = PAIRS_TO_HALVE * (torch.get_num_threads() if q.device.type == "cpu" else 1)
-        half = -(-batch // 2) if batch * rows * rows >= least else batch
+        half = first_half(batch, rows, torch.get_num_threads() if q.device.type == "cpu" else 1)
         parts = [] if idle else [slice(0, half), slice(half, batch)] if half < batch else [slice(0, batch)]
         own = []
         works: list[dist.Work] = []

@@ -76,8 +76,8 @@ def _on_cpu(reading: Reading, from_zero: bool) -> Iterator[None]:
     with watch.overhear(), profile(use_cpu=True, profile_memory=True) as profiler:
         yield
         settle()
-        told = watch.close()
-    highest, change = rise(profiler, told, watched=not from_zero)
+        watch.close()
+    highest, change = rise(profiler, watch, watched=not from_zero)
     # What nothing told of (another thread's, say) is alive now or it is not known: it counts from the start.
     unseen = 0 if from_zero else max(0, live_tensor_bytes() - reading.start_bytes - change)
     reading.peak_bytes = reading.start_bytes + highest + unseen
