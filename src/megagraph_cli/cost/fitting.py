@@ -52,8 +52,8 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
     """Coefficients of every term, held-out quality and margin; a function of the profile.
 
     The coefficients come from all samples; quality from a fit that left every fourth sample of a group out, the margin
-    from that one and four more, which together left out every sample but those of the smallest and largest sizes. ``sets`` are the ``--set`` texts with which ``mgraph profile``
-    measures this workload.
+    from that one and four more, which together left out every sample but those of the smallest and largest sizes.
+    ``sets`` are the ``--set`` texts with which ``mgraph profile`` measures this workload.
     Raises MgraphError (exit 4) where the profile lacks a term that every plan needs.
     """
     usable = [sample for sample in profile.compute if not sample.out_of_memory]
