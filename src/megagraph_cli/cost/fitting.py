@@ -76,9 +76,7 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
         num_fit=sum(item.quantity in TIMES for item in kept),
     )
     memory_quality = _judge_memory(usable, trial, frame)
-    # ``max_under`` is a share of the measured, the margin one of the predicted.
-    judged = memory_quality.max_under or 0.0
-    terms["margin"] = {"relative": short(max(_margin(usable, terms, frame), judged / (1 - judged)))}
+    terms["margin"] = {"relative": _margin(usable, terms, trial, frame)}
     if found is not None:
         largest = max((size_of(sample) for sample in usable), key=lambda size: (size.tokens, size.microbatch))
         terms["cache"] = found.terms(largest)
@@ -189,25 +187,40 @@ def _predicted(terms: Mapping[str, Mapping[str, float]], item: Observation) -> f
     return float(with_floor(terms, item.quantity, next(iter(item.regressors)).split(".")[0], item.size, value))
 
 
+def _judged(usable: Sequence[ComputeSample], frame: Size) -> list[ComputeSample]:
+    """Modules that the fit for the quality left out."""
+    samples = _modules(usable)
+    observations = [item for item in compute_observations(samples, frame) if item.quantity == "batch_bytes"]
+    return [sample for sample, out in zip(samples, _held_out(observations), strict=True) if out]
+
+
+def _modules(usable: Sequence[ComputeSample]) -> list[ComputeSample]:
+    return [sample for sample in usable if sample.module != "optimizer"]
+
+
 def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, float]], frame: Size) -> Quality:
     """Quality on held-out compute samples."""
-    samples = [sample for sample in usable if sample.module != "optimizer"]
-    observations = [item for item in compute_observations(samples, frame) if item.quantity == "batch_bytes"]
-    chosen = [sample for sample, out in zip(samples, _held_out(observations), strict=True) if out]
+    chosen = _judged(usable, frame)
     measured = [_whole_peak(sample, values_of(sample)) for sample in chosen]
     predicted = [_whole_peak(sample, _predicted_values(sample, trial, frame)) for sample in chosen]
-    return quality(measured, predicted, num_fit=len(samples) - len(measured))
+    return quality(measured, predicted, num_fit=len(_modules(usable)) - len(measured))
 
 
-def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, float]], frame: Size) -> float:
+def _margin(
+    usable: Sequence[ComputeSample],
+    terms: Mapping[str, Mapping[str, float]],
+    trial: Mapping[str, Mapping[str, float]],
+    frame: Size,
+) -> float:
     """The most by which a sample is above what the others foretell of it, as a share of a stage that has it.
 
     Every sample between the smallest and the largest micro-batch of what it measures is left out once, a quarter of
     them at a time, neighbours in size in different quarters. Those at the ends, without which a fit would foretell what
-    lies beyond all that it knows, are held against ``terms``, which were fitted to them too. No stage is smaller than
-    one layer of the same size, so that an input's or a head's bytes weigh as they do in a plan of one micro-batch.
+    lies beyond all that it knows, are held against ``terms``, which were fitted to them too, and those that the quality
+    comes from against its ``trial``. No stage is smaller than one layer of the same size, so that an input's or a
+    head's bytes weigh as they do in a plan of one micro-batch.
     """
-    modules = sorted((sample for sample in usable if sample.module != "optimizer"), key=_sorted_by)
+    modules = sorted(_modules(usable), key=_sorted_by)
     sizes: dict[tuple[str | int, ...], set[int]] = {}
     stages: dict[tuple[int, int, int], float] = {}
     for sample in modules:
@@ -228,12 +241,13 @@ def _margin(usable: Sequence[ComputeSample], terms: Mapping[str, Mapping[str, fl
     spared = [sample for sample in modules if within(sample)]
     rest = [sample for sample in usable if sample not in spared]
     most = max([0.0, *(above(sample, terms) for sample in modules if not within(sample))])
+    most = max([most, *(above(sample, trial) for sample in _judged(usable, frame))])
     for fold in range(MARGIN_FOLDS):
         kept = [sample for place, sample in enumerate(spared) if place % MARGIN_FOLDS != fold]
         observations = compute_observations([*kept, *rest], frame)
-        trial = _fit_terms([item for item in observations if item.quantity not in TIMES])
-        most = max([most, *(above(sample, trial) for sample in spared[fold::MARGIN_FOLDS])])
-    return most
+        others = _fit_terms([item for item in observations if item.quantity not in TIMES])
+        most = max([most, *(above(sample, others) for sample in spared[fold::MARGIN_FOLDS])])
+    return short(most)
 
 
 def _place(sample: ComputeSample) -> tuple[int, int, int]:
