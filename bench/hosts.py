@@ -1,10 +1,11 @@
 """Two hosts joined by a slow link: a plan that knows of it against one from a profile that does not.
 
-    python bench/hosts.py [--rate 12.5MB] [--rounds 3] [--steps 8]
+    python bench/hosts.py [--rate 12.5MB] [--rounds 3] [--steps 8] [--plans 12]
 
 Network namespaces, two workers each, so it needs root. `mgraph profile` and `mgraph search` run twice, with the link
 free and with it limited; both plans are then trained over the limited link, in turn. Prints what the profiles saw of
-the network, both plans, and the ratio of their measured steps.
+the network, both plans, the ratio of their measured steps, and how far the forecasts of the second profile are off for
+some plans that `mgraph validate` runs over the limited link.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--rate", type=parse_bytes, default=12_500_000, help="bytes a second over the slow link")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--plans", type=int, default=12)
     asked = parser.parse_args()
     why = missing()
     if why is not None:
@@ -110,6 +112,10 @@ def main() -> None:
                 ]
                 taken.append(on_both(hosts, run, folders)["measured"]["step_s"])
         medians = {name: statistics.median(taken) for name, taken in steps.items()}
+        found = on_both(hosts, ["validate", "--cost-model", "slow-model.json", "--plans", str(asked.plans)], folders)
+        print(
+            f"forecasts over the slow link, {len(found['plans'])} plans: time {found['time']}, memory {found['memory']}"
+        )
         for name, taken in steps.items():
             print(f"{name}: measured {[round(1e3 * each) for each in taken]} ms, median {1e3 * medians[name]:.0f} ms")
         print(f"plan of the free link / plan of the slow link: {medians['free'] / medians['slow']:.2f}")

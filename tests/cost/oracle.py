@@ -94,6 +94,7 @@ class Oracle:
         heads, powers = work["model"]["num_heads"], work["model"]["bias_powers"]
         batch, graph = work["batch"], work["graph"]
         self.batch_size = batch["batch_size"]
+        self.drawn = batch["num_sampled"] + batch["num_super"]
         self.rows = batch["num_sampled"] + batch["num_super"] + batch["num_global"]
         d, tokens = self.d, batch["num_global"]
         self.input_parameters = graph["features"] * d + d + tokens * d
@@ -192,16 +193,17 @@ class Oracle:
             found.append(("head", self.term("saved_bytes", head__call=1, head__targets=b, head__rows=t)))
         return found
 
-    def distinct(self, draws: int) -> float:
-        """Rows of the graph, nodes and clusters, that so many even draws are expected to touch."""
-        return self.pool * (1 - math.exp(-draws / self.pool))
+    def distinct(self, draws: int, pool: float) -> float:
+        """Rows that so many even draws from so many are expected to touch."""
+        return pool * (1 - math.exp(-draws / pool))
 
     def working(self, quantity: str, module: str, b: int, r: int, cp: int, way: tuple[str, str]) -> float:
         t = b * r
         values: dict[str, float] = {"call": 1, "sequences": b, "rows": t, "scores": b * r * r * cp}
         name = module
         if module == "input":
-            values["distinct"] = self.distinct(t)
+            draws = b * min(r, self.drawn)
+            values |= {"distinct": self.distinct(draws, self.pool), "often": self.distinct(draws, self.pool / 8)}
         if module in ("layer", "last_layer"):
             name += "" if way[0] == "none" else "_full"
             if cp > 1:
@@ -235,7 +237,9 @@ class Oracle:
         saved = sum(size for _, size in modules)
         batches = {m: self.term("batch_bytes", **{f"{m}__sequences": b, f"{m}__rows": b * r}) for m, _ in modules}
         if first:
-            batches["input"] += self.term("batch_bytes", input__distinct=self.distinct(b * r))
+            draws = b * min(r, self.drawn)
+            batches["input"] += self.term("batch_bytes", input__distinct=self.distinct(draws, self.pool))
+            batches["input"] += self.term("batch_bytes", input__often=self.distinct(draws, self.pool / 8))
         if not middle:
             batches["layer"] = 0.0
         batch = max(batches["layer"], batches.get("last_layer", 0.0)) + batches.get("input", 0.0)

@@ -328,8 +328,12 @@ def test_gathered_rows_and_own_ones_are_told_apart_by_two_degrees() -> None:
     assert got == pytest.approx((400.0, 900.0), rel=0.02)
 
 
-def test_a_node_shown_twice_is_embedded_once() -> None:
-    """Input bytes in proportion to the distinct rows of V that b R even draws touch."""
+@pytest.mark.parametrize("often", [0, 900])
+def test_a_node_shown_twice_is_embedded_once(often: int) -> None:
+    """Input bytes in proportion to the distinct rows that n even draws touch: of all V, and of an eighth of these.
+
+    n counts the 16 rows of a sequence that are nodes and super nodes, not its global token.
+    """
     profile = planted.profile(work=planted.workload(4, 1024))
     graph = profile.workload.graph
     assert graph is not None
@@ -340,12 +344,15 @@ def test_a_node_shown_twice_is_embedded_once() -> None:
     def changed(sample: ComputeSample) -> ComputeSample:
         if sample.module != "input":
             return sample
-        distinct = pool * (1 - math.exp(-sample.microbatch_size * sample.rows / pool))
-        return sample.model_copy(update={"memory": sample.memory | {"batch": round(3000 * distinct)}})
+        draws = sample.microbatch_size * min(sample.rows, 16)
+        distinct = 3000 * pool * (1 - math.exp(-draws / pool))
+        distinct += often * pool / 8 * (1 - math.exp(-8 * draws / pool))
+        return sample.model_copy(update={"memory": sample.memory | {"batch": round(distinct)}})
 
     compute = [changed(sample) for sample in profile.compute]
     found = fit(profile.model_copy(update={"workload": workload, "compute": compute})).terms["batch_bytes"]
     assert found["input.distinct"] == pytest.approx(3000, rel=0.01)
+    assert found["input.often"] == pytest.approx(often, abs=30)
     assert found["input.rows"] == pytest.approx(0, abs=30)
 
 

@@ -101,36 +101,36 @@ def test_a_table_has_no_gradient_of_its_size(predictor: Predictor) -> None:
 
 
 def test_the_touched_rows_of_a_table_are_gathered(predictor: Predictor) -> None:
-    """Three replicas of 86 targets look up 17 rows each, of more than there are chances to meet one twice."""
+    """Three replicas of 86 targets look up 16 rows each, nodes and a super node, of more than there are chances to meet one twice."""
     truth, setting = planted.Planted(), Setting(ParallelDims(1, 3, 1), 1, "gpipe")
     first, layers = role_of(0, 1), np.array([12.0])
     seconds = [
         float(each.tail_parts(setting, first, layers)["reduction"][0])
         for each in (predictor, with_table(predictor, 10**9))
     ]
-    rows = 86 * 17
+    rows = 86 * 16
     expected = 2 * truth.reduce_hop_s + truth.reduce_byte_s * 4 / 3 * 8  # how many rows: one number
-    # All ids at once; 1462 rows of 32 numbers are less than a piece.
+    # All ids at once; 1376 rows of 32 numbers are less than a piece.
     expected += 2 * 2 * truth.join_hop_s + truth.join_byte_s * 2 / 3 * 3 * rows * (8 + 32 * 4)
     assert seconds[1] - seconds[0] == pytest.approx(expected, rel=1e-3)
 
 
 def test_what_a_step_does_to_its_touched_rows_is_in_its_time(predictor: Predictor) -> None:
-    """Of 10^9 rows none is looked up twice: 32 numbers of four bytes each. Half of them are gathered in two pieces."""
+    """Of 10^9 rows none is looked up twice: 32 numbers of four bytes each. Half of them are one piece."""
     table, layers, row = with_table(predictor, 10**9), np.array([12.0]), 32 * 4
-    for dp, count, calls, sums in ((1, 4, 0, 1), (2, 2, 2 * 2, 2)):
+    for dp, count, calls, sums in ((1, 4, 0, 1), (2, 2, 2, 2)):
         setting, first = Setting(ParallelDims(1, dp, 1), count, "gpipe"), role_of(0, 1)
         plain, more = (each.tail_parts(setting, first, layers) for each in (predictor, table))
         assert plain.keys() == more.keys() - {"touched"}
         # Its weights are those of the table too, but these are not updated with the others.
         assert more["optimizer"][0] == pytest.approx(plain["optimizer"][0], rel=1e-12)
-        rows = 256 * 17  # of all replicas together
+        rows = 256 * 16  # of all replicas together
         merged = sums * TRUTH.merge_sum_s + calls * TRUTH.merge_call_s + (dp > 1) * TRUTH.merge_byte_s * rows * row
-        # 4352 rows of 32 numbers: three pieces.
-        updated = TRUTH.update_step_s + 3 * TRUTH.update_call_s + TRUTH.update_byte_s * rows * row
+        # 4096 rows of 32 numbers: two pieces.
+        updated = TRUTH.update_step_s + 2 * TRUTH.update_call_s + TRUTH.update_byte_s * rows * row
         assert float(more["touched"][0]) == pytest.approx(merged + updated, rel=1e-4)
         backward = table.pass_parts("backward_s", setting, first, layers)
-        one = TRUTH.merge_call_s + TRUTH.merge_byte_s * 64 * 17 * row
+        one = TRUTH.merge_call_s + TRUTH.merge_byte_s * 64 * 16 * row
         assert float(backward["merge"][0]) == pytest.approx(one, rel=1e-4)
         assert float(table.pass_parts("forward_s", setting, first, layers)["merge"][0]) == 0.0
         cost = cost_of(table, setting, (12,))

@@ -24,6 +24,7 @@ from megagraph_cli.cost.observations import (
 )
 from megagraph_cli.cost.terms import (
     MODULES,
+    POOLS,
     Regressors,
     Size,
     evaluate,
@@ -42,7 +43,7 @@ TIMES = frozenset({"forward_s", "backward_s", "optimizer_s", "construct_s", "gat
 PASSES = ("forward_s", "backward_s")
 MARGIN_FOLDS = 4
 LEAST_SHARE_DRAWN = 0.3
-"""Rows drawn, as a share of the graph's, from which on distinct ones are fewer by more than a seventh."""
+"""Rows drawn, as a share of those that there are, from which on distinct ones are fewer by more than a seventh."""
 HOLD_OUT_EVERY = 4
 HOLD_OUT_FROM = 6
 """A group of fewer samples is too small to spare one."""
@@ -166,7 +167,8 @@ def _undetermined(observations: Sequence[Observation]) -> frozenset[str]:
         sizes = [item.size for item in observations if name in item.regressors]
         if name.endswith(".allgather_own_rows") and len({size.cp for size in sizes}) < 2:
             found.add(name)
-        if name.endswith(".distinct") and max(size.tokens / size.pool for size in sizes) < LEAST_SHARE_DRAWN:
+        share = POOLS.get(name.split(".")[-1])
+        if share and share * max(size.drawn / size.pool for size in sizes) < LEAST_SHARE_DRAWN:
             found.add(name)
     return frozenset(found)
 

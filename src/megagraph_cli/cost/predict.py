@@ -151,7 +151,7 @@ class Predictor:
             asked = evaluate(self.terms, quantity, regressors, remedy=self.remedy(min(size.cp, 2)))
             parts[part] = self._calibrated(PASS, np.zeros(len(layers)) + asked)
         if (touched := self.touched(setting, role)).rows:
-            merged_bytes = distinct(size.tokens, touched.table_rows) * touched.row_bytes
+            merged_bytes = distinct(size.drawn, touched.table_rows) * touched.row_bytes
             asked = self._merge_s(0, 1, merged_bytes) if quantity == "backward_s" else 0.0
             parts["merge"] = self._calibrated(PASS, np.zeros(len(layers)) + asked)
         return parts
@@ -184,7 +184,7 @@ class Predictor:
         table_rows = self._counts.table // model.hidden_dim
         if not (role.first and table_rows):
             return Touched()
-        lookups = self.size(setting).tokens * setting.num_microbatches
+        lookups = self.size(setting).drawn * setting.num_microbatches
         rows, sharers = math.ceil(distinct(lookups, table_rows)), setting.dims.dp * setting.dims.cp
         return Touched(
             rows, sharers, table_rows, model.hidden_dim, self.workload.itemsize_bytes, self.cost_model.machine.device

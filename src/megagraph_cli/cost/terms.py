@@ -24,6 +24,8 @@ from megagraph_cli.layout.halves import first_half
 
 LEAST_SUM_BYTES = 4
 """Of a number that is added up: gradients of keys and values are summed in float32 at least."""
+POOLS = {"distinct": 1, "often": 8}
+"""Micro-batches draw some rows of a graph more often than others: as if a part of them came from an eighth of it."""
 Array = NDArray[np.float64]
 Regressors = dict[str, Any]
 """Values by coefficient name; numbers, or arrays over the number of layers."""
@@ -36,8 +38,9 @@ class Size:
     ``layers`` middle layers in a row (a number, or an array of them), ``microbatch`` sequences of ``rows`` rows on
     each of ``cp`` context ranks, ``parameters_bytes`` of weights (a number or an array). ``recompute`` and
     ``context`` are how layers run, as in plan.json; ``link`` is what connects the context ranks. ``pool`` is the
-    number of rows that the graph has features for, ``threads`` how many of a worker compute (1 where its device does),
-    ``row_bytes`` what the gradient of one row's keys takes while it is added up.
+    number of rows that the graph has features for, ``graph_rows`` the number of rows of a sequence that are some of
+    these, ``threads`` how many of a worker compute (1 where its device does), ``row_bytes`` what the gradient of one
+    row's keys takes while it is added up.
     """
 
     layers: Any = 0
@@ -49,6 +52,7 @@ class Size:
     context: str = "ring"
     link: str = "host"
     pool: float = math.inf
+    graph_rows: float = math.inf
     threads: int = 1
     row_bytes: int = 0
 
@@ -63,9 +67,13 @@ class Size:
         return self.microbatch * self.rows
 
     @property
-    def distinct(self) -> float:
-        """Rows of the graph that b R draws from all of them are expected to be: each is embedded once."""
-        return distinct(self.tokens, self.pool)
+    def drawn(self) -> int:
+        """Rows of a micro-batch that are rows of the graph, on the rank that has most of them."""
+        return self.microbatch * int(min(self.rows, self.graph_rows))
+
+    def distinct(self, name: str) -> float:
+        """Rows that so many even draws from a share of the graph (``POOLS``) are expected to be: each counts once."""
+        return distinct(self.drawn, self.pool / POOLS[name])
 
     @property
     def scores(self) -> int:
@@ -84,6 +92,7 @@ def frame_of(workload: Workload, device: str, threads: int) -> Size:
     """What all sizes of a workload have in common; ``threads`` of a worker."""
     return Size(
         pool=pool_of(workload),
+        graph_rows=workload.batch.num_sampled + workload.batch.num_super,
         threads=1 if device == "cuda" else threads,
         row_bytes=workload.model.hidden_dim * max(LEAST_SUM_BYTES, workload.itemsize_bytes),
     )
@@ -183,6 +192,10 @@ def _stage_saved(size: Size) -> Regressors:
     return {"stage.call": 1.0, "stage.sequences": size.microbatch, "stage.channels": size.scores}
 
 
+def _distinct(size: Size) -> Regressors:
+    return {f"input.{name}": size.distinct(name) for name in POOLS}
+
+
 def _transient(module: str) -> Callable[[Size], Regressors]:
     """Bytes above what is live around a pass: the working set of the one module that runs, however deep the stage."""
 
@@ -196,7 +209,7 @@ def _transient(module: str) -> Callable[[Size], Regressors]:
             f"{prefix}.scores": size.scores,
         }
         if module == "input":
-            own[f"{prefix}.distinct"] = size.distinct
+            own |= _distinct(size)
         if is_layer and size.cp > 1:
             gathered = module == "layer" and size.context == "allgather"
             # A ring holds a block or two of other ranks' rows, an all-gather those of all beside its own work's.
@@ -213,7 +226,7 @@ def _transient(module: str) -> Callable[[Size], Regressors]:
 def _batch(prefix: str) -> Callable[[Size], Regressors]:
     def regressors(size: Size) -> Regressors:
         own: Regressors = {f"{prefix}.sequences": size.microbatch, f"{prefix}.rows": size.tokens}
-        return own | {f"{prefix}.distinct": size.distinct} if prefix == "input" else own
+        return own | _distinct(size) if prefix == "input" else own
 
     return regressors
 
