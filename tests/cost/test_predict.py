@@ -101,7 +101,7 @@ def test_a_table_has_no_gradient_of_its_size(predictor: Predictor) -> None:
 
 
 def test_the_touched_rows_of_a_table_are_gathered(predictor: Predictor) -> None:
-    """Three replicas of 86 targets look up 16 rows each, nodes and a super node, of more than there are chances to meet one twice."""
+    """Three replicas of 86 targets look up 16 rows each, of more than there are chances to meet one twice."""
     truth, setting = planted.Planted(), Setting(ParallelDims(1, 3, 1), 1, "gpipe")
     first, layers = role_of(0, 1), np.array([12.0])
     seconds = [
