@@ -17,6 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from megagraph_cli.graph.arms import BLOCK, draw_block, fetch_target, make_block, walk
+from megagraph_cli.graph.borrowed import borrowed, keep
 from megagraph_cli.graph.slots import add_member, make_slots
 from megagraph_cli.graph.streams import sequence_key, start_stream, uniform
 
@@ -200,6 +201,39 @@ def draw_slice(
     group, shift = _make_group(max(nodes.shape[1], supers.shape[1]))
     unused = np.zeros((_GROUP, supers.shape[1]), dtype=np.int8)
     block = make_block()
+    _draw(
+        borrowed(g),
+        borrowed(block),
+        borrowed(group),
+        shift,
+        borrowed(targets),
+        borrowed(key),
+        borrowed(weights),
+        max_tries,
+        borrowed(nodes),
+        borrowed(arms),
+        borrowed(supers),
+        borrowed(unused),
+    )
+    keep((group, unused, block))
+
+
+@njit(nogil=True, cache=True)
+def _draw(
+    g: Any,
+    block: Any,
+    group: Any,
+    shift: np.uint64,
+    targets: NDArray[np.int64],
+    key: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    max_tries: int,
+    nodes: NDArray[np.int32],
+    arms: NDArray[np.int8],
+    supers: NDArray[np.int32],
+    unused: NDArray[np.int8],
+) -> None:
+    """The same with what it works with."""
     for start in range(0, targets.shape[0], _GROUP):
         stop = min(start + _GROUP, targets.shape[0])
         own = targets[start:stop]

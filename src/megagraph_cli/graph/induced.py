@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from megagraph_cli.graph.borrowed import borrowed, keep
 from megagraph_cli.graph.filters import filter_bit, hash_id
 from megagraph_cli.graph.prefetch import prefetch
 from megagraph_cli.graph.slots import add_member, find_slot, make_slots
@@ -238,9 +239,15 @@ def _confirm_all(indices: NDArray[np.int32], group: Any, j: int, bits: NDArray[n
 @njit(nogil=True, cache=True)
 def induce_slice(g: Any, out: Any) -> None:
     """Fill scales, bits and coarse arrays, prefilled with zeros, of the sequences whose ids ``out`` holds."""
-    num_super = out.supers.shape[1]
     nodes, shift = _make_group(out.nodes.shape[1])
-    clusters, coarse_shift = _make_group(out.nodes.shape[1] + num_super)
+    clusters, coarse_shift = _make_group(out.nodes.shape[1] + out.supers.shape[1])
+    _induce(borrowed(g), borrowed(out), borrowed(nodes), shift, borrowed(clusters), coarse_shift)
+    keep((nodes, clusters))
+
+
+@njit(nogil=True, cache=True)
+def _induce(g: Any, out: Any, nodes: Any, shift: np.uint64, clusters: Any, coarse_shift: np.uint64) -> None:
+    num_super = out.supers.shape[1]
     together = clusters.ids.shape[0]
     for first in range(0, out.nodes.shape[0], together):
         size = min(together, out.nodes.shape[0] - first)
