@@ -24,6 +24,7 @@ from megagraph_cli.graph.streams import HALF, LOW, below, bits, uniform
 BLOCK = 1536
 """Most tries that are made together."""
 
+_ONE = np.uint64(1)
 _RESTART = np.uint64(644245094)  # 0.15 of 2^32
 _MAX_STEPS = 256  # a walk this long has probability 0.85^256 < 1e-18
 _MAX_PROPOSALS = 256
@@ -76,14 +77,14 @@ def _pick(word: np.uint64, cdf: NDArray[np.uint32], start: int, stop: int) -> in
     """The entry of a row drawn by its cumulative fractions (tables.py); entries of weight 0 are never drawn."""
     # Below the last fraction, 2^32 - 1, so that the search always ends at an entry.
     point = min(word >> HALF, LOW - np.uint64(1))
-    low, high = start, stop - 1
+    low, high = np.uint64(start), np.uint64(stop - 1)  # unsigned, as all places here: see slots.find_slot
     while low < high:
-        middle = (low + high) >> 1
+        middle = (low + high) >> _ONE
         if np.uint64(cdf[middle]) > point:
             high = middle
         else:
-            low = middle + 1
-    return low
+            low = middle + _ONE
+    return int(low)
 
 
 @njit(nogil=True, cache=True)
@@ -95,21 +96,23 @@ def walk(block: Any, count: int, indptr: NDArray[np.int64], indices: NDArray[np.
     active, node, place, state = block.active, block.node, block.place, block.state
     for _ in range(_MAX_STEPS):
         going = 0
-        for i in range(count):
-            b = active[i]
+        for i in range(np.uint64(count)):
+            b = np.uint64(active[i])
             word = bits(state, b)
             if word & LOW >= _RESTART:
-                start = indptr[node[b]]
-                place[going] = start + below(word, np.uint64(indptr[node[b] + 1] - start))
+                here = np.uint64(node[b])
+                start = indptr[here]
+                place[going] = start + below(word, np.uint64(indptr[here + _ONE] - start))
                 prefetch(indices, place[going])
                 active[going] = b
                 going += 1
         count = going
         if count == 0:
             break
-        for i in range(count):
-            node[active[i]] = indices[place[i]]
-            prefetch(indptr, node[active[i]])
+        for i in range(np.uint64(count)):
+            there = indices[np.uint64(place[i])]
+            node[np.uint64(active[i])] = there
+            prefetch(indptr, there)
 
 
 @njit(nogil=True, cache=True)
@@ -239,7 +242,7 @@ def _similar_coded(
     while window > 0:
         going = 0
         for i in range(window):
-            b = active[i]
+            b = np.uint64(active[i])
             if proposals[b] > 0:
                 own, its = target[b], node[b]
                 dot = byte_dot(flat, own * width, its * width, width)
@@ -256,7 +259,7 @@ def _similar_coded(
                 if settled:
                     if started == count:
                         continue
-                    b = active[started]
+                    b = np.uint64(active[started])
                     started += 1
             proposals[b] += 1
             node[b] = below(bits(state, b), num_nodes)

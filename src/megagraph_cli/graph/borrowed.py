@@ -19,10 +19,14 @@ def _borrowed(_context: Any, value: Any) -> Any:
     return value(value), generate
 
 
+def _is_tuple(kind: Any) -> bool:
+    return isinstance(kind, types.BaseTuple)
+
+
 def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    if isinstance(kind, types.BaseTuple):
-        members = cgutils.unpack_tuple(builder, value, len(kind))  # type: ignore[no-untyped-call]
-        lent = [_without_owner(context, builder, *each) for each in zip(kind, members, strict=True)]
+    if _is_tuple(kind):
+        members = cgutils.unpack_tuple(builder, value, kind.count)  # type: ignore[no-untyped-call]
+        lent = [_without_owner(context, builder, *each) for each in zip(kind.types, members, strict=True)]
         return context.make_tuple(builder, kind, lent)
     if isinstance(kind, types.Array):
         array = context.make_array(kind)(context, builder, value)

@@ -17,7 +17,7 @@ _HALF = np.uint64(32)
 
 
 @njit(nogil=True, cache=True)
-def hash_id(key: int) -> np.uint64:
+def hash_id(key: int | np.uint64) -> np.uint64:
     """32 bits of an id."""
     return (np.uint64(key) * _GOLDEN) & _LOW
 

@@ -33,7 +33,7 @@ _SCANNED_PER_MEMBER = 2
 _LINE = 64  # bytes of a cache line
 _ENTRIES = 16  # of four bytes in a cache line
 _FETCHED_LINES = 8  # of a row or filter that are fetched whole
-_THREE, _SEVEN = np.uint64(3), np.uint64(7)
+_NONE, _ONE, _THREE, _SEVEN = np.uint64(0), np.uint64(1), np.uint64(3), np.uint64(7)
 
 
 class Group(NamedTuple):
@@ -130,9 +130,9 @@ def _find_rows(
     """Look up where the members' rows lie, have on their way what will be read of them; fill ``scales``."""
     count, starts, sizes, hashes = group.num_members[j], group.starts[j], group.sizes[j], group.hashes[j]
     for a in range(count):
-        member = group.ids[j, a]
+        member = np.uint64(group.ids[j, a])
         starts[a] = indptr[member]
-        sizes[a] = indptr[member + 1] - starts[a]
+        sizes[a] = indptr[member + _ONE] - starts[a]
         hashes[a] = hash_id(member)
         scales[a] = scale[member]
     num_longs = 0
@@ -216,12 +216,12 @@ def _confirm(
     # One step of all searches after another: what the next step of each reads is on its way meanwhile.
     while longest > 1:
         longest -= longest >> 1
-        for i in range(num_likely):
-            low, left = likely[i, 2], likely[i, 3]
-            half = left >> 1
-            low += half if indices[low + half] <= ids[likely[i, 1]] else 0
+        for i in range(np.uint64(num_likely)):
+            low, left = np.uint64(likely[i, 2]), np.uint64(likely[i, 3])
+            half = left >> _ONE
+            low += half if indices[low + half] <= ids[np.uint64(likely[i, 1])] else _NONE
             left -= half
-            prefetch(indices, low + (left >> 1))
+            prefetch(indices, low + (left >> _ONE))
             likely[i, 2], likely[i, 3] = low, left
     for i in range(num_likely):
         a, b = likely[i, 0], likely[i, 1]

@@ -15,6 +15,7 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _UNIT = 2.0**-53
 
+Place = int | np.uint64
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 
@@ -43,14 +44,14 @@ def start_stream(state: NDArray[np.uint64], place: int, key: np.uint64, number: 
 
 
 @njit(nogil=True, cache=True)
-def bits(state: NDArray[np.uint64], place: int) -> np.uint64:
+def bits(state: NDArray[np.uint64], place: Place) -> np.uint64:
     """64 random bits."""
     state[place] += _GOLDEN
     return _mix(state[place])
 
 
 @njit(nogil=True, cache=True)
-def uniform(state: NDArray[np.uint64], place: int) -> float:
+def uniform(state: NDArray[np.uint64], place: Place) -> float:
     """Uniform in [0, 1), a multiple of 2^-53."""
     return np.float64(bits(state, place) >> np.uint64(11)) * _UNIT
 
