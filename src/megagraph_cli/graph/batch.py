@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from megagraph_cli.graph.gather import gather_rows
 from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
 from megagraph_cli.graph.readahead import enter_resident, read_ahead
 from megagraph_cli.graph.sequences import Sequences, build_sequences, pack, unpack
@@ -192,7 +193,7 @@ def place_inputs(graph: Graph, sequences: Sequences, layout: RowLayout, cp_rank:
 def read_features(features: DenseFeatures | SparseFeatures | None, inputs: InputRows) -> InputRows:
     """The same rows with their features as float32, each read once however many sequences it is in."""
     if isinstance(features, DenseFeatures):
-        return replace(inputs, dense=features.x[inputs.rows].astype(np.float32, copy=False))
+        return replace(inputs, dense=gather_rows(features.x, inputs.rows))
     if isinstance(features, SparseFeatures):
         columns, offsets, values = gather_sparse(features, inputs.rows)
         return replace(inputs, columns=columns, offsets=offsets, values=values)
