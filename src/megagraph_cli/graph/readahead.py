@@ -59,13 +59,18 @@ def enter_resident(graph: Graph) -> int:
     At most a fiftieth of an array is read from the disk. Does nothing on systems without such a request (Linux before
     5.14), and for files of which the system does not tell what is in memory. Where memory is plentiful, large pages are
     asked for: most of what a draw waits for is the processor's search for the places of small ones. They come with what
-    is read from the disk from then on (``large_pages``).
+    is read from the disk from then on (``large_pages``). Where a graph is larger than the memory that is free, a page
+    that is missing is read alone: what systems read beside it, up to megabytes, would drive out what is needed.
     """
     system, entered = _system(), 0
     if system is None or sys.platform != "linux":
         return 0
     arrays = [array for array in _arrays(graph) if array.nbytes and _file_of(array)]
-    large = _is_plentiful(sum(array.nbytes for array in arrays))
+    size = sum(array.nbytes for array in arrays)
+    large, scarce = _is_plentiful(size), size > available_bytes()
+    if scarce:
+        for start, length in map(_piece, arrays):
+            system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_RANDOM)
     for start, length in [_piece(array) for array in arrays if _tells_of(array)]:
         found = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
         place, size = ctypes.c_void_p(start), ctypes.c_size_t(length)
