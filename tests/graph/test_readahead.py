@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from tiny import random_graph
 
-from megagraph_cli.graph import batch, prepare
+from megagraph_cli.graph import batch, prepare, readahead
 from megagraph_cli.graph.graph import DenseFeatures, SparseFeatures
 from megagraph_cli.graph.readahead import enter_resident, large_pages, read_ahead
 
@@ -88,6 +88,21 @@ def test_what_is_in_memory_whole_is_entered_at_once_and_nothing_is_read(tmp_path
     assert resident_kib() - before >= warm.nbytes // 1024 // 2
     assert not in_memory(cold)[HEAD:].any()
     assert enter_resident(graph) == 0  # in no file
+
+
+@pytest.mark.parametrize(("available", "beside"), [(1 << 40, True), (4 * ROWS * COLUMNS - 1, False)])
+def test_of_a_graph_larger_than_memory_a_missing_page_is_read_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: int, beside: bool
+) -> None:
+    x = mapped_cold(tmp_path / "x.npy", np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS))
+    monkeypatch.setattr(readahead, "available_bytes", lambda: available)
+    graph = replace(random_graph("dense", num_nodes=40), features=DenseFeatures(x))
+    enter_resident(graph)
+    before = in_memory(x)[HEAD:].sum()
+    assert before < ROWS // 50
+    assert float(x[ROWS // 2, 0]) == ROWS // 2 * COLUMNS
+    came = in_memory(x)[HEAD:].sum() - before
+    assert came > 2 if beside else 1 <= came <= 2  # a row may lie on two pages
 
 
 def test_of_others_files_that_may_not_be_written_nothing_is_believed(

@@ -66,8 +66,8 @@ def enter_resident(graph: Graph) -> int:
     if system is None or sys.platform != "linux":
         return 0
     arrays = [array for array in _arrays(graph) if array.nbytes and _file_of(array)]
-    size = sum(array.nbytes for array in arrays)
-    large, scarce = _is_plentiful(size), size > available_bytes()
+    whole = sum(array.nbytes for array in arrays)
+    large, scarce = _is_plentiful(whole), whole > available_bytes()
     if scarce:
         for start, length in map(_piece, arrays):
             system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_RANDOM)
