@@ -156,9 +156,9 @@ def test_a_table_is_no_message_but_its_touched_rows_are(tmp_path: Path) -> None:
     request = SearchRequest(tmp_path / "cost_model.json", gpus=2, pp=1, dp=2, microbatches=1)
     path, counts = request.cost_model_path, large.parameters()
     dense = (counts.of_model(large.model.num_layers) - counts.table) * 4
-    # Each of two replicas looks up 17 rows for each of 128 targets, of 2,000,200 of which then 1.2 come twice: rows of
-    # 32 numbers, which all have in the end, in two pieces.
-    message = 2 * (-(-(128 * planted.SEQUENCE_ROWS - 1) // 2)) * 32 * 4
+    # Each of two replicas looks up 16 rows for each of 128 targets, of 2,000,200 of which then one comes twice: rows of
+    # 32 numbers, which all have in the end, in one piece.
+    message = 2 * (128 * 16 - 1) * 32 * 4
     assert dense < message < counts.table * 4
     found = CostModel.load(path)
     for most, asked in ((message, []), (message - 1, [message])):

@@ -17,6 +17,7 @@ from megagraph_cli.cost.floors import Sample, fit_moments, with_floor
 from megagraph_cli.cost.measured import most_measured
 from megagraph_cli.cost.terms import Size, fit_coefficients
 from megagraph_cli.errors import MgraphError
+from megagraph_cli.layout import halves
 from tests.cost import planted
 from tests.cost.planted import Planted
 
@@ -354,6 +355,28 @@ def test_a_node_shown_twice_is_embedded_once(often: int) -> None:
     assert found["input.distinct"] == pytest.approx(3000, rel=0.01)
     assert found["input.often"] == pytest.approx(often, abs=30)
     assert found["input.rows"] == pytest.approx(0, abs=30)
+
+
+def test_bytes_of_a_ring_in_halves_are_known_and_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 64 sequences of 9 rows on: dK and dV of 32 of them, 8 numbers for each of 8 heads (4, filled up)."""
+    profile = planted.profile()
+    held = 2 * 32 * 9 * 8 * 8 * 4
+
+    def halved(sample: ComputeSample) -> ComputeSample:
+        if (sample.module, sample.cp, sample.microbatch_size, sample.context) != ("layer", 2, 64, "ring"):
+            return sample
+        memory = sample.memory | {"backward_peak": sample.memory["backward_peak"] + held}
+        return sample.model_copy(update={"memory": memory})
+
+    compute = [halved(sample) for sample in profile.compute]
+    assert compute != profile.compute
+    plain = fit(profile)
+    monkeypatch.setattr(halves, "PAIRS_TO_HALVE", 64 * 9 * 9)
+    found = fit(profile.model_copy(update={"compute": compute}))
+    name = "backward_transient_bytes"
+    assert found.terms[name] == pytest.approx(plain.terms[name], rel=1e-9)
+    assert found.terms["margin"] == pytest.approx(plain.terms["margin"], abs=1e-6)
+    assert found.quality.memory.max_under == pytest.approx(plain.quality.memory.max_under, abs=1e-6)
 
 
 def test_modules_measured_at_one_size_do_not_widen_the_margin() -> None:

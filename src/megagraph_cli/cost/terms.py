@@ -21,9 +21,8 @@ from scipy.optimize import nnls
 from megagraph_cli.artifacts.workload import Workload
 from megagraph_cli.errors import EXIT_STALE, MgraphError
 from megagraph_cli.layout.halves import first_half
+from megagraph_cli.layout.heads import padded_heads
 
-LEAST_SUM_BYTES = 4
-"""Of a number that is added up: gradients of keys and values are summed in float32 at least."""
 POOLS = {"distinct": 1, "often": 8}
 """Micro-batches draw some rows of a graph more often than others: as if a part of them came from an eighth of it."""
 Array = NDArray[np.float64]
@@ -39,8 +38,8 @@ class Size:
     each of ``cp`` context ranks, ``parameters_bytes`` of weights (a number or an array). ``recompute`` and
     ``context`` are how layers run, as in plan.json; ``link`` is what connects the context ranks. ``pool`` is the
     number of rows that the graph has features for, ``graph_rows`` the number of rows of a sequence that are some of
-    these, ``threads`` how many of a worker compute (1 where its device does), ``row_bytes`` what the gradient of one
-    row's keys takes while it is added up.
+    these, ``threads`` how many of a worker compute (1 where its device does), ``row_bytes`` what a kernel's gradient
+    of one row's keys takes.
     """
 
     layers: Any = 0
@@ -94,8 +93,16 @@ def frame_of(workload: Workload, device: str, threads: int) -> Size:
         pool=pool_of(workload),
         graph_rows=workload.batch.num_sampled + workload.batch.num_super,
         threads=1 if device == "cuda" else threads,
-        row_bytes=workload.model.hidden_dim * max(LEAST_SUM_BYTES, workload.itemsize_bytes),
+        row_bytes=_row_bytes(workload, device),
     )
+
+
+def _row_bytes(workload: Workload, device: str) -> int:
+    """Of the gradient of one row's keys, as the kernel of a device leaves it."""
+    model = workload.model
+    if device == "cuda":
+        return model.hidden_dim * (2 if workload.train.dtype == "bfloat16" else workload.itemsize_bytes)
+    return padded_heads(model.num_heads) * model.hidden_dim // model.num_heads * workload.itemsize_bytes
 
 
 def known_bytes(quantity: str, module: str, size: Size) -> int:

@@ -77,7 +77,7 @@ def _pick(word: np.uint64, cdf: NDArray[np.uint32], start: int, stop: int) -> in
     """The entry of a row drawn by its cumulative fractions (tables.py); entries of weight 0 are never drawn."""
     # Below the last fraction, 2^32 - 1, so that the search always ends at an entry.
     point = min(word >> HALF, LOW - np.uint64(1))
-    low, high = np.uint64(start), np.uint64(stop - 1)  # unsigned, as all places here: see slots.find_slot
+    low, high = np.uint64(start), np.uint64(stop - 1)  # unsigned: see slots.find_slot
     while low < high:
         middle = (low + high) >> _ONE
         if np.uint64(cdf[middle]) > point:

@@ -113,6 +113,8 @@ class BatchBuilder:
         before a step would wait for that."""
         enter_resident(self.graph)
         self._build(np.full(1, -1, dtype=np.int64), 0, 0)
+        if self.use_features and isinstance(self.graph.features, DenseFeatures):
+            gather_rows(self.graph.features.x, np.zeros(0, dtype=np.int64))
 
     def build(self, targets: NDArray[np.int64], *, epoch: int, view: int) -> list[MicroBatch]:
         """Micro-batches of ``targets`` int64 [K T] (-1 = padded target)."""

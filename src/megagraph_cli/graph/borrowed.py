@@ -13,10 +13,20 @@ from numba.extending import intrinsic
 
 
 def _borrowed(_context: Any, value: Any) -> Any:
+    if not _can_be_lent(value):
+        return None  # numba says that there is no such function
+
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _without_owner(context, builder, signature.args[0], values[0])
 
     return value(value), generate
+
+
+def _can_be_lent(kind: Any) -> bool:
+    """Whether it is an array, a number, or made of these: what else numba counts would be given back too often."""
+    if _is_tuple(kind):
+        return all(map(_can_be_lent, kind))
+    return isinstance(kind, types.Array | types.Number | types.Boolean)
 
 
 def _is_tuple(kind: Any) -> bool:

@@ -69,7 +69,8 @@ def enter_resident(graph: Graph) -> int:
     whole = sum(array.nbytes for array in arrays)
     large, scarce = _is_plentiful(whole), whole > available_bytes()
     if scarce:
-        for start, length in map(_piece, arrays):
+        # Labels are small, and a split reads them one after another.
+        for start, length in [_piece(array) for array in arrays if array is not graph.labels]:
             system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_RANDOM)
     for start, length in [_piece(array) for array in arrays if _tells_of(array)]:
         found = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from megagraph_cli.layout.heads import LANES, padded_heads
 from megagraph_cli.model import kernels, tiles
 from megagraph_cli.model.block import BiasWeights, Block, BlockGrads, statistics_dtype
 from megagraph_cli.model.drop import Drop, sequence_keys
 from megagraph_cli.model.threads import run
 
-_LANES = 8
 _PAIRS_PER_THREAD = 16384
 """(row, column) pairs below which another thread costs more than it saves: some 0.3 ms of work."""
 
@@ -113,7 +113,7 @@ class _Call:
         self.columns = k.shape[2]
         self.channels, self.tokens = weights.channel.shape[0], weights.token.shape[0]
         self.dtype = statistics_dtype(q.dtype)
-        self.lanes = -(-self.heads // _LANES) * _LANES
+        self.lanes = padded_heads(self.heads)
         self.kept = block.drop.kept if block.drop else 1.0
         self._alive: list[object] = []
         self._block = block
@@ -123,7 +123,7 @@ class _Call:
 
     def _parts(self) -> tuple[bool, list[tuple[int, int, int, int]]]:
         """Ranges of sequences and rows for the threads: whole sequences, or rows where there are too few of them."""
-        pairs = self.batch * self.rows * self.columns * self.lanes // _LANES
+        pairs = self.batch * self.rows * self.columns * self.lanes // LANES
         threads = max(1, min(torch.get_num_threads(), pairs // _PAIRS_PER_THREAD))
         if self.batch % threads == 0 or self.batch >= 8 * threads:
             return True, [(*part, 0, self.rows) for part in cut(self.batch, threads)]
@@ -171,16 +171,16 @@ class _Call:
         x = x_XH.to(self.dtype) * tiles.LOG2E
         if self.lanes != self.heads:
             x = functional.pad(x, (0, self.lanes - self.heads))
-        if self.lanes != _LANES:
-            x = x.view(-1, self.lanes // _LANES, _LANES).transpose(0, 1)
+        if self.lanes != LANES:
+            x = x.view(-1, self.lanes // LANES, LANES).transpose(0, 1)
         x = x.contiguous()
         self._alive.append(x)
         return x.data_ptr()
 
     def ungrouped(self, x: Tensor) -> Tensor:
         """[X, H] of a tensor that lies as [H/8, X, 8]."""
-        if self.lanes != _LANES:
-            x = x.reshape(self.lanes // _LANES, -1, _LANES).transpose(0, 1).flatten(1)
+        if self.lanes != LANES:
+            x = x.reshape(self.lanes // LANES, -1, LANES).transpose(0, 1).flatten(1)
         return x if self.lanes == self.heads else x[:, : self.heads]
 
     def _features(self) -> tuple[int, int, int, int]:

@@ -164,13 +164,13 @@ def rise(profiler: profile, watch: Watch, *, watched: bool) -> tuple[int, int]:
         if isinstance(fields, _ExtraFields_Allocation):
             told.append((event.start_time_ns, fields.alloc_size, fields.ptr))
     level = highest = 0
-    for _, size in sorted([*_changes(told, watch.ends, watched), *watch.changes], key=lambda change: change[0]):
+    for _, size in sorted([*changes_in(told, watch.ends, watched), *watch.changes], key=lambda change: change[0]):
         level += size
         highest = max(highest, level)
     return highest, level
 
 
-def _changes(told: list[tuple[int, int, int]], ends: list[End], watched: bool) -> Iterator[tuple[int, int]]:
+def changes_in(told: list[tuple[int, int, int]], ends: list[End], watched: bool) -> Iterator[tuple[int, int]]:
     """(when, bytes) of all that the profile saw allocated, each with its end, from (when, bytes, address) and ends.
 
     The allocator remembers what an earlier profile saw allocated. It then tells of the end of it, or of another
@@ -182,7 +182,7 @@ def _changes(told: list[tuple[int, int, int]], ends: list[End], watched: bool) -
     for when, size, address, passed in sorted(
         [(when, size, address, None) for when, size, address in told]
         + [(end.when, 0, end.address, end.passed) for end in ends],
-        key=lambda change: change[0],
+        key=lambda change: change[:2],  # what goes in a moment goes before what comes
     ):
         since, held = alive.get(address, (0, 0))
         if passed is not None:

@@ -44,7 +44,7 @@ def metered(device: torch.device, *, holders: Holders | None = None, from_zero: 
     """Meter the block; the reading is filled in when it ends. Slows the block down: keep it out of timings.
 
     ``from_zero`` leaves out (on a CPU) the slow search for what is alive before and after: the reading then tells
-    changes alone, and of these only what the profiler and ``torch.from_numpy`` see.
+    changes alone, and of these only what the profiler, ``torch.from_numpy`` and collectives tell of.
     """
     reading = Reading()
     held = {name: storage_bytes(tensors) for name, tensors in (holders or {}).items()}
