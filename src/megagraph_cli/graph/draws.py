@@ -65,7 +65,7 @@ def _begin_round(group: Any, block: Any, members: int, width: int, max_tries: in
     total = 0
     for j in range(members):
         missing = width - group.drawn[j]
-        wanted = missing + missing // 8 + 1 if missing > 0 and group.last[j] >= 0 else 0
+        wanted = missing + missing // 16 + 1 if missing > 0 and group.last[j] >= 0 else 0
         group.size[j] = min(_TRIES, max_tries - group.tries[j], wanted)
         for b in range(group.size[j]):
             start_stream(block.state, total + b, group.key[j], group.tries[j] + b)
