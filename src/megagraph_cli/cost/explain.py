@@ -11,6 +11,7 @@ from megagraph_cli.cost.partition import Split, caps_within, first_split, least_
 from megagraph_cli.cost.predict import Predictor
 from megagraph_cli.cost.setting import Setting, role_of
 from megagraph_cli.cost.simulate import Event, events
+from megagraph_cli.units import format_bytes
 
 WAITING = "waiting"
 ROUNDING = 1e-9
@@ -128,10 +129,12 @@ def reasons(cost: PlanCost, best: PlanCost, limit_bytes: int) -> list[str]:
     if cost.need_bytes > limit_bytes:
         over = cost.need_bytes - limit_bytes
         stage = max(range(len(cost.stages)), key=lambda each: cost.stages[each].peak_bytes)
+        peak = cost.stages[stage].peak_bytes
         term, size = max(cost.stages[stage].memory_bytes.items(), key=lambda pair: pair[1])
         return [
-            f"stage {stage} needs {over} bytes more than the limit of {limit_bytes}; "
-            f"{100 * size / cost.stages[stage].peak_bytes:.0f} % of what it needs is {term}"
+            f"stage {stage} needs {over} bytes more than the limit of {format_bytes(limit_bytes)}; beside a "
+            f"worker's overhead and the margin it holds {format_bytes(peak)} at its peak, of which "
+            f"{100 * size / peak:.0f} % is {term}"
         ]
     mine, theirs = cost.times_s, best.times_s
     gaps = {name: mine.get(name, 0.0) - theirs.get(name, 0.0) for name in {*mine, *theirs}}

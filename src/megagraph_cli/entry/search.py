@@ -141,6 +141,8 @@ def search(
         _explain(request, explain, compare, screen, as_json=as_json)
         return
     searched = command.write(request, out, report=report, trace=trace)
+    for path in filter(None, (report, trace)):
+        screen.note(f"wrote {path}")
     plan = searched.plan
     tables.warn_extrapolated(plan, screen)
     tables.warn_unproven(plan, screen)
