@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megagraph_cli.cost.terms import fit_coefficients, row_update_regressors
+from megagraph_cli.cost.regression import fit_coefficients
+from megagraph_cli.cost.terms import row_update_regressors
 from megagraph_cli.layout.pieces import num_pieces
 from megagraph_cli.parallel.table import RowSum
 from megagraph_cli.runtime.grid import MOST_TOUCHED, touched_sizes

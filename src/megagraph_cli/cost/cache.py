@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from megagraph_cli.cost.terms import Design, Regressors, Size, layer_own_names
+from megagraph_cli.cost.arrays import Regressors
+from megagraph_cli.cost.regression import Design
+from megagraph_cli.cost.size import Size
+from megagraph_cli.cost.terms import layer_own_names
 
 UNITS: dict[str, Callable[[Size], int]] = {
     "sequences": lambda size: size.microbatch,

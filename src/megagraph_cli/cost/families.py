@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from megagraph_cli.cost.terms import Array
+from megagraph_cli.cost.arrays import Array
 
 
 @dataclass(frozen=True)

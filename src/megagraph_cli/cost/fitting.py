@@ -8,6 +8,7 @@ from typing import Any
 
 from megagraph_cli.artifacts.cost_model import CostModel, Quality, QualityTable
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
+from megagraph_cli.cost.arrays import Regressors
 from megagraph_cli.cost.cache import CacheBreak, LayerSamples, find_break
 from megagraph_cli.cost.floors import FLOORS, Sample, fit_moments, with_floor
 from megagraph_cli.cost.judge import quality, short
@@ -22,18 +23,9 @@ from megagraph_cli.cost.observations import (
     touched_observations,
     values_of,
 )
-from megagraph_cli.cost.terms import (
-    MODULES,
-    POOLS,
-    Regressors,
-    Size,
-    evaluate,
-    fit_coefficients,
-    frame_of,
-    never_measured,
-    over,
-    profile_call,
-)
+from megagraph_cli.cost.regression import evaluate, fit_coefficients, never_measured, profile_call
+from megagraph_cli.cost.size import POOLS, Size, frame_of
+from megagraph_cli.cost.terms import MODULES, over
 
 LINK_TIMES = frozenset(
     f"{over(link, op)}_s" for op in ("p2p", "all_reduce", "all_gather") for link in ("host", "network")
@@ -76,8 +68,10 @@ def fit(profile: Profile, sets: Sequence[str] = ()) -> CostModel:
         [_predicted(trial, item) for item in times],
         num_fit=sum(item.quantity in TIMES for item in kept),
     )
-    memory_quality = _judge_memory(usable, trial, frame)
-    terms["margin"] = {"relative": _margin(usable, terms, trial, frame)}
+    modules = [sample for sample in usable if sample.module != "optimizer"]
+    judged = _judged(modules, frame)
+    memory_quality = _judge_memory(judged, trial, frame, num_fit=len(modules) - len(judged))
+    terms["margin"] = {"relative": _margin(modules, terms, judged, trial, frame)}
     if found is not None:
         largest = max((size_of(sample) for sample in usable), key=lambda size: (size.tokens, size.microbatch))
         terms["cache"] = found.terms(largest)
@@ -189,28 +183,25 @@ def _predicted(terms: Mapping[str, Mapping[str, float]], item: Observation) -> f
     return float(with_floor(terms, item.quantity, next(iter(item.regressors)).split(".")[0], item.size, value))
 
 
-def _judged(usable: Sequence[ComputeSample], frame: Size) -> list[ComputeSample]:
-    """Modules that the fit for the quality left out."""
-    samples = _modules(usable)
-    observations = [item for item in compute_observations(samples, frame) if item.quantity == "batch_bytes"]
-    return [sample for sample, out in zip(samples, _held_out(observations), strict=True) if out]
+def _judged(modules: Sequence[ComputeSample], frame: Size) -> list[ComputeSample]:
+    """Samples that the fit for the quality left out."""
+    observations = [item for item in compute_observations(modules, frame) if item.quantity == "batch_bytes"]
+    return [sample for sample, out in zip(modules, _held_out(observations), strict=True) if out]
 
 
-def _modules(usable: Sequence[ComputeSample]) -> list[ComputeSample]:
-    return [sample for sample in usable if sample.module != "optimizer"]
-
-
-def _judge_memory(usable: Sequence[ComputeSample], trial: dict[str, dict[str, float]], frame: Size) -> Quality:
+def _judge_memory(
+    judged: Sequence[ComputeSample], trial: Mapping[str, Mapping[str, float]], frame: Size, num_fit: int
+) -> Quality:
     """Quality on held-out compute samples."""
-    chosen = _judged(usable, frame)
-    measured = [_whole_peak(sample, values_of(sample)) for sample in chosen]
-    predicted = [_whole_peak(sample, _predicted_values(sample, trial, frame)) for sample in chosen]
-    return quality(measured, predicted, num_fit=len(_modules(usable)) - len(measured))
+    measured = [_whole_peak(sample, values_of(sample)) for sample in judged]
+    predicted = [_whole_peak(sample, _predicted_values(sample, trial, frame)) for sample in judged]
+    return quality(measured, predicted, num_fit=num_fit)
 
 
 def _margin(
-    usable: Sequence[ComputeSample],
+    modules: Sequence[ComputeSample],
     terms: Mapping[str, Mapping[str, float]],
+    judged: Sequence[ComputeSample],
     trial: Mapping[str, Mapping[str, float]],
     frame: Size,
 ) -> float:
@@ -218,11 +209,11 @@ def _margin(
 
     Every sample between the smallest and the largest micro-batch of what it measures is left out once, a quarter of
     them at a time, neighbours in size in different quarters. Those at the ends, without which a fit would foretell what
-    lies beyond all that it knows, are held against ``terms``, which were fitted to them too, and those that the quality
-    comes from against its ``trial``. No stage is smaller than one layer of the same size, so that an input's or a
-    head's bytes weigh as they do in a plan of one micro-batch.
+    lies beyond all that it knows, are held against ``terms``, which were fitted to them too, and the ``judged`` ones,
+    which the quality comes from, against its ``trial``. No stage is smaller than one layer of the same size, so that an
+    input's or a head's bytes weigh as they do in a plan of one micro-batch.
     """
-    modules = sorted(_modules(usable), key=_sorted_by)
+    modules = sorted(modules, key=_sorted_by)
     sizes: dict[tuple[str | int, ...], set[int]] = {}
     stages: dict[tuple[int, int, int], float] = {}
     for sample in modules:
@@ -241,12 +232,11 @@ def _margin(
         return min(known) < sample.microbatch_size < max(known)
 
     spared = [sample for sample in modules if within(sample)]
-    rest = [sample for sample in usable if sample not in spared]
-    most = max([0.0, *(above(sample, terms) for sample in modules if not within(sample))])
-    most = max([most, *(above(sample, trial) for sample in _judged(usable, frame))])
+    ends = [sample for sample in modules if not within(sample)]
+    most = max([0.0, *(above(sample, terms) for sample in ends), *(above(sample, trial) for sample in judged)])
     for fold in range(MARGIN_FOLDS):
         kept = [sample for place, sample in enumerate(spared) if place % MARGIN_FOLDS != fold]
-        observations = compute_observations([*kept, *rest], frame)
+        observations = compute_observations([*kept, *ends], frame)
         others = _fit_terms([item for item in observations if item.quantity not in TIMES])
         most = max([most, *(above(sample, others) for sample in spared[fold::MARGIN_FOLDS])])
     return short(most)

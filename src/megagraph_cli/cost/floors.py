@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from megagraph_cli.cost.terms import Array, Design, Regressors, Size, fit_coefficients
+from megagraph_cli.cost.arrays import Array, Regressors
+from megagraph_cli.cost.regression import Design, fit_coefficients
+from megagraph_cli.cost.size import Size
 
 FLOORS = {"forward_transient_bytes": "forward_floor_bytes", "backward_transient_bytes": "backward_floor_bytes"}
 """The second moment of a quantity: constant bytes less some for each row."""

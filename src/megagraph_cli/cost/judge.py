@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from megagraph_cli.artifacts.cost_model import Quality
-from megagraph_cli.cost.terms import Array
+from megagraph_cli.cost.arrays import Array
 
 
 def mape(measured: Sequence[float], predicted: Sequence[float]) -> float:

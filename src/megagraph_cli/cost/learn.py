@@ -15,11 +15,11 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from megagraph_cli.artifacts.cost_model import CostModel
+from megagraph_cli.cost.arrays import Array
 from megagraph_cli.cost.judge import quality, short
 from megagraph_cli.cost.partition import Split
 from megagraph_cli.cost.predict import CALIBRATED, Predictor
 from megagraph_cli.cost.setting import Setting
-from megagraph_cli.cost.terms import Array
 
 PULL = 0.3
 """A factor of 1 + PULL weighs as much as one run that is predicted 100 % wrong, divided by the runs' number."""

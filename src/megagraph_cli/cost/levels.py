@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from megagraph_cli.cost.terms import Array
+from megagraph_cli.cost.arrays import Array
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megagraph_cli.cost.terms import Array
+from megagraph_cli.cost.arrays import Array
 
 
 def gpipe_makespans(forward: Array, backward: Array, p2p_s: float, num_microbatches: int) -> Array:

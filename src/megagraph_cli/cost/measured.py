@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from megagraph_cli.artifacts.cost_model import Exhausted, MeasuredRange, MeasuredWay
 from megagraph_cli.artifacts.profile import ComputeSample, Profile
-from megagraph_cli.cost.terms import Size
+from megagraph_cli.cost.size import Size
 
 
 def measured_range(profile: Profile) -> MeasuredRange:

@@ -9,8 +9,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from megagraph_cli.cost.arrays import Array
 from megagraph_cli.cost.floors import FLOORS, with_floor
-from megagraph_cli.cost.terms import Array, Size, evaluate, known_bytes, part_regressors
+from megagraph_cli.cost.regression import evaluate
+from megagraph_cli.cost.size import Size
+from megagraph_cli.cost.terms import known_bytes, part_regressors
 from megagraph_cli.cost.touched import Touched
 
 Bytes = dict[str, int]

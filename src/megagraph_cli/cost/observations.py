@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megagraph_cli.artifacts.profile import SUMMED_RANKS, CommSample, ComputeSample, Profile
+from megagraph_cli.cost.arrays import Regressors
+from megagraph_cli.cost.size import Size
 from megagraph_cli.cost.terms import (
-    Regressors,
-    Size,
     all_gather_regressors,
     all_reduce_regressors,
     host_regressors,
@@ -41,7 +41,7 @@ class Observation:
 
 
 def size_of(sample: ComputeSample, frame: Size = NO_SIZE) -> Size:
-    """The size at which a compute sample's regressors are taken; ``frame`` as ``terms.frame_of``."""
+    """The size at which a compute sample's regressors are taken; ``frame`` as ``size.frame_of``."""
     return replace(
         frame,
         layers=sample.num_layers if sample.module == "layer" else 0,
@@ -74,7 +74,7 @@ def values_of(sample: ComputeSample) -> dict[str, float]:
 
 
 def compute_observations(samples: Sequence[ComputeSample], frame: Size) -> list[Observation]:
-    """Every quantity of every compute sample; ``frame`` as ``terms.frame_of``."""
+    """Every quantity of every compute sample; ``frame`` as ``size.frame_of``."""
     found = []
     for sample in samples:
         size = size_of(sample, frame)

@@ -15,11 +15,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from megagraph_cli.cost.arrays import Array
 from megagraph_cli.cost.families import bounds_of, families
 from megagraph_cli.cost.makespans import longest_paths, one_f_one_b_makespans
 from megagraph_cli.cost.partition import Caps, Choice, caps_within, fits
 from megagraph_cli.cost.setting import StageTables
-from megagraph_cli.cost.terms import Array
 
 Splits = NDArray[np.int64]
 """[N, k] layers beyond the first of each of k stages."""

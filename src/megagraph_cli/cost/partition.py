@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megagraph_cli.cost.arrays import Array
 from megagraph_cli.cost.setting import StageTables
-from megagraph_cli.cost.terms import Array
 
 Split = tuple[int, ...]
 Caps = Sequence[int]

@@ -14,26 +14,22 @@ from numpy.typing import NDArray
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import Forecast, StageForecast
 from megagraph_cli.artifacts.workload import Workload
+from megagraph_cli.cost.arrays import Array, Regressors
 from megagraph_cli.cost.cache import CacheBreak
 from megagraph_cli.cost.memory import Bytes, RoleMemory, stage_bytes
+from megagraph_cli.cost.regression import evaluate, profile_call
 from megagraph_cli.cost.setting import Role, Setting, StageTables, role_of
 from megagraph_cli.cost.simulate import simulate
+from megagraph_cli.cost.size import Size, distinct, frame_of
 from megagraph_cli.cost.space import Pins, settings
 from megagraph_cli.cost.terms import (
-    Array,
-    Regressors,
-    Size,
     all_gather_regressors,
     all_reduce_regressors,
-    distinct,
-    evaluate,
-    frame_of,
     host_regressors,
     merge_regressors,
     over,
     p2p_regressors,
     part_regressors,
-    profile_call,
     row_update_regressors,
 )
 from megagraph_cli.cost.touched import Touched

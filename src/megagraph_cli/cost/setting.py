@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megagraph_cli.artifacts.plan import Dims
-from megagraph_cli.cost.terms import Array
+from megagraph_cli.cost.arrays import Array
 from megagraph_cli.layout.dims import ParallelDims
 from megagraph_cli.layout.placement import MESH_ORDERS
 from megagraph_cli.layout.schedules import SCHEDULES

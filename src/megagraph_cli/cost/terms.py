@@ -8,116 +8,16 @@ every prediction grows with every size (paper.md, "Profile -> Model -> Search").
 
 from __future__ import annotations
 
-import math
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import nnls
-
-from megagraph_cli.artifacts.workload import Workload
-from megagraph_cli.errors import EXIT_STALE, MgraphError
-from megagraph_cli.layout.halves import first_half
-from megagraph_cli.layout.heads import padded_heads
-
-POOLS = {"distinct": 1, "often": 8}
-"""Micro-batches draw some rows of a graph more often than others: as if a part of them came from an eighth of it."""
-Array = NDArray[np.float64]
-Regressors = dict[str, Any]
-"""Values by coefficient name; numbers, or arrays over the number of layers."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """What a module is measured or asked at.
-
-    ``layers`` middle layers in a row (a number, or an array of them), ``microbatch`` sequences of ``rows`` rows on
-    each of ``cp`` context ranks, ``parameters_bytes`` of weights (a number or an array). ``recompute`` and
-    ``context`` are how layers run, as in plan.json; ``link`` is what connects the context ranks. ``pool`` is the
-    number of rows that the graph has features for, ``graph_rows`` the number of rows of a sequence that are some of
-    these, ``threads`` how many of a worker compute (1 where its device does), ``row_bytes`` what a kernel's gradient
-    of one row's keys takes.
-    """
-
-    layers: Any = 0
-    microbatch: int = 0
-    rows: int = 1
-    cp: int = 1
-    parameters_bytes: Any = 0
-    recompute: str = "none"
-    context: str = "ring"
-    link: str = "host"
-    pool: float = math.inf
-    graph_rows: float = math.inf
-    threads: int = 1
-    row_bytes: int = 0
-
-    @property
-    def way(self) -> str:
-        """What names of coefficients of a layer's own work carry: those of layers that run again differ."""
-        return "" if self.recompute == "none" else f"_{self.recompute}"
-
-    @property
-    def tokens(self) -> int:
-        """Rows of a micro-batch on this rank: b R."""
-        return self.microbatch * self.rows
-
-    @property
-    def drawn(self) -> int:
-        """Rows of a micro-batch that are rows of the graph, on the rank that has most of them."""
-        return self.microbatch * int(min(self.rows, self.graph_rows))
-
-    def distinct(self, name: str) -> float:
-        """Rows that so many even draws from a share of the graph (``POOLS``) are expected to be: each counts once."""
-        return distinct(self.drawn, self.pool / POOLS[name])
-
-    @property
-    def scores(self) -> int:
-        """Entries of one head's score matrix on this rank, padding included: b R (cp R)."""
-        return self.tokens * self.rows * self.cp
-
-    @property
-    def held_back_bytes(self) -> int:
-        """dK and dV of the first half of the sequences, which a ring's backward in halves holds to the end."""
-        half = first_half(self.microbatch, self.rows, self.threads)
-        whole = self.cp == 1 or self.context != "ring" or half == self.microbatch
-        return 0 if whole else 2 * half * self.rows * self.row_bytes
-
-
-def frame_of(workload: Workload, device: str, threads: int) -> Size:
-    """What all sizes of a workload have in common; ``threads`` of a worker."""
-    return Size(
-        pool=pool_of(workload),
-        graph_rows=workload.batch.num_sampled + workload.batch.num_super,
-        threads=1 if device == "cuda" else threads,
-        row_bytes=_row_bytes(workload, device),
-    )
-
-
-def _row_bytes(workload: Workload, device: str) -> int:
-    """Of the gradient of one row's keys, as the kernel of a device leaves it."""
-    model = workload.model
-    if device == "cuda":
-        return model.hidden_dim * (2 if workload.train.dtype == "bfloat16" else workload.itemsize_bytes)
-    return padded_heads(model.num_heads) * model.hidden_dim // model.num_heads * workload.itemsize_bytes
+from megagraph_cli.cost.arrays import Regressors
+from megagraph_cli.cost.size import POOLS, Size
 
 
 def known_bytes(quantity: str, module: str, size: Size) -> int:
     """Bytes of a quantity that are known, not fitted: they come at once, where a module begins to work otherwise."""
     return size.held_back_bytes if (quantity, module) == ("backward_transient_bytes", "layer") else 0
-
-
-def distinct(drawn: float, pool: float) -> float:
-    """How many different ones of ``pool`` that many even draws are expected to be; uneven ones are fewer."""
-    return drawn if math.isinf(pool) else -pool * math.expm1(-drawn / pool)
-
-
-def pool_of(workload: Workload) -> float:
-    """Rows of the workload's graph that have features: nodes and super nodes."""
-    return math.inf if workload.graph is None else workload.graph.nodes + workload.graph.clusters
 
 
 def over(link: str, name: str) -> str:
@@ -334,77 +234,3 @@ def merge_regressors(sums: int, calls: int, merged_bytes: float) -> Regressors:
 def row_update_regressors(pieces: int, updated_bytes: float) -> Regressors:
     """Norm, clipping and update of touched rows, once, by piece, and by byte of rows."""
     return {"step": 1.0, "call": pieces, "bytes": updated_bytes}
-
-
-class Design:
-    """Samples of a quantity as a least-squares problem of relative residuals: small ones count as much as large."""
-
-    def __init__(self, rows: Sequence[Regressors], measured: Sequence[float]) -> None:
-        self.names = sorted({name for row in rows for name in row})
-        self.matrix: Array = np.array([[float(row.get(name, 0.0)) for name in self.names] for row in rows])
-        self.target: Array = np.array(measured, dtype=float)
-        # A sample of zero has no relative residual; a thousandth of the typical one stands in for its size.
-        typical = float(np.median(self.target[self.target > 0])) if np.any(self.target > 0) else 1.0
-        self.weight: Array = 1.0 / np.maximum(self.target, typical * 1e-3)
-
-    def solve(self, factors: Array | None = None) -> tuple[Array, Array]:
-        """(coefficient by name, relative residual by sample) of the non-negative solution.
-
-        ``factors`` multiply the entries of the matrix. A coefficient whose regressor is never other than zero is NaN.
-        """
-        matrix = self.matrix if factors is None else self.matrix * factors
-        seen = np.abs(matrix).max(axis=0) > 0
-        weighted = matrix[:, seen] * self.weight[:, None]
-        # Columns differ by many orders of magnitude; without this the solver's tolerance would drop the small ones.
-        scale = np.sqrt((weighted**2).sum(axis=0))
-        solution, _ = nnls(weighted / scale, self.target * self.weight, maxiter=50 * max(1, len(self.names)))
-        # The last digits are the linear algebra library's own; without them a cost model is the same on every machine.
-        solution[solution < solution.max(initial=0.0) * 1e-12] = 0.0
-        coefficients = np.full(len(self.names), np.nan)
-        coefficients[seen] = solution / scale
-        return coefficients, weighted @ (solution / scale) - self.target * self.weight
-
-
-def fit_coefficients(rows: Sequence[Regressors], measured: Sequence[float]) -> dict[str, float]:
-    """Non-negative least squares of relative residuals.
-
-    Regressors that never differ from zero are left out of the result: they were not measured.
-    """
-    design = Design(rows, measured)
-    found, _ = design.solve()
-    return {
-        name: float(f"{value:.12g}") for name, value in zip(design.names, found, strict=True) if not np.isnan(value)
-    }
-
-
-def evaluate(terms: Mapping[str, Mapping[str, float]], quantity: str, regressors: Regressors, *, remedy: str) -> Any:
-    """Sum of coefficients times regressors.
-
-    Raises MgraphError (exit 4), naming ``remedy``, where a coefficient was never measured.
-    """
-    coefficients = terms.get(quantity)
-    if coefficients is None:
-        raise never_measured(quantity, remedy)
-    total: Any = 0.0
-    for name in sorted(regressors):
-        value = regressors[name]
-        if name in coefficients:
-            total = total + coefficients[name] * value
-        elif np.any(np.asarray(value) != 0):
-            raise never_measured(f"{quantity} {name}", remedy)
-    return total
-
-
-def profile_call(workload: Workload, device: str, sets: Sequence[str], hosts: int = 1) -> str:
-    """The ``mgraph profile`` call for a workload, but for ``--gpus``; ``sets`` are its ``--set`` texts."""
-    call = ["mgraph", "profile", "--dataset", workload.dataset.name]
-    call += [word for text in sets for word in ("--set", text)]
-    several = f" --nnodes {hosts} --node-rank I --rdzv-endpoint HOST:PORT" if hosts > 1 else ""
-    return shlex.join([*call, "--device", device]) + several
-
-
-def never_measured(what: str, remedy: str) -> MgraphError:
-    """The error of a term that the profile does not hold."""
-    return MgraphError(
-        f"the profile never measured {what}, which this plan needs; run `{remedy}`, then fit again", EXIT_STALE
-    )

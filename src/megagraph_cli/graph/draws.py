@@ -200,40 +200,16 @@ def draw_slice(
     """
     group, shift = _make_group(max(nodes.shape[1], supers.shape[1]))
     unused = np.zeros((_GROUP, supers.shape[1]), dtype=np.int8)
-    block = make_block()
-    _draw(
-        borrowed(g),
-        borrowed(block),
-        borrowed(group),
-        shift,
-        borrowed(targets),
-        borrowed(key),
-        borrowed(weights),
-        max_tries,
-        borrowed(nodes),
-        borrowed(arms),
-        borrowed(supers),
-        borrowed(unused),
-    )
-    keep((group, unused, block))
+    made = (group, make_block(), unused)
+    asked, rows = borrowed((targets, key, weights)), borrowed((nodes, arms, supers))
+    _draw(borrowed(g), borrowed(made), shift, asked, max_tries, rows)
+    keep(made)
 
 
 @njit(nogil=True, cache=True)
-def _draw(
-    g: Any,
-    block: Any,
-    group: Any,
-    shift: np.uint64,
-    targets: NDArray[np.int64],
-    key: NDArray[np.int64],
-    weights: NDArray[np.float64],
-    max_tries: int,
-    nodes: NDArray[np.int32],
-    arms: NDArray[np.int8],
-    supers: NDArray[np.int32],
-    unused: NDArray[np.int8],
-) -> None:
-    """The same with what it works with."""
+def _draw(g: Any, made: Any, shift: np.uint64, asked: Any, max_tries: int, rows: Any) -> None:
+    """Group after group: ``made`` is scratch, ``asked`` and ``rows`` are what ``draw_slice`` is given."""
+    (group, block, unused), (targets, key, weights), (nodes, arms, supers) = made, asked, rows
     for start in range(0, targets.shape[0], _GROUP):
         stop = min(start + _GROUP, targets.shape[0])
         own = targets[start:stop]
