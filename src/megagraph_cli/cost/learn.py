@@ -18,7 +18,8 @@ from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.cost.arrays import Array
 from megagraph_cli.cost.judge import quality, short
 from megagraph_cli.cost.partition import Split
-from megagraph_cli.cost.predict import CALIBRATED, Predictor
+from megagraph_cli.cost.predict import Predictor
+from megagraph_cli.cost.seconds import CALIBRATED
 from megagraph_cli.cost.setting import Setting
 
 PULL = 0.3

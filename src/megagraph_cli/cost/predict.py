@@ -14,23 +14,17 @@ from numpy.typing import NDArray
 from megagraph_cli.artifacts.cost_model import CostModel
 from megagraph_cli.artifacts.plan import Forecast, StageForecast
 from megagraph_cli.artifacts.workload import Workload
-from megagraph_cli.cost.arrays import Array, Regressors
+from megagraph_cli.cost.arrays import Array
 from megagraph_cli.cost.cache import CacheBreak
 from megagraph_cli.cost.memory import Bytes, RoleMemory, stage_bytes
-from megagraph_cli.cost.regression import evaluate, profile_call
+from megagraph_cli.cost.regression import evaluate
+from megagraph_cli.cost.seconds import PASS, Seconds
 from megagraph_cli.cost.setting import Role, Setting, StageTables, role_of
 from megagraph_cli.cost.simulate import simulate
 from megagraph_cli.cost.size import Size, distinct, frame_of
 from megagraph_cli.cost.space import Pins, settings
 from megagraph_cli.cost.terms import (
-    all_gather_regressors,
-    all_reduce_regressors,
-    host_regressors,
-    merge_regressors,
-    over,
-    p2p_regressors,
     part_regressors,
-    row_update_regressors,
 )
 from megagraph_cli.cost.touched import Touched
 from megagraph_cli.layout.batches import microbatch_targets, steps_per_epoch
@@ -39,9 +33,6 @@ from megagraph_cli.layout.parameters import ParameterCounts
 from megagraph_cli.layout.placement import Placement, hosts_of, placement
 from megagraph_cli.layout.wire import ID_BYTES
 
-PASS, BOUNDARY, REDUCTION, CONSTRUCTION = "pass", "boundary", "reduction", "construction"
-CALIBRATED = (PASS, BOUNDARY, REDUCTION, CONSTRUCTION)
-"""Kinds of time of which runs of whole plans may teach a factor."""
 SUMMARY_BYTES = 24
 """Loss, gradient norm and stop votes of a step, summed over all ranks."""
 
@@ -61,6 +52,10 @@ class Predictor:
     def terms(self) -> Mapping[str, Mapping[str, float]]:
         return self.cost_model.terms
 
+    @cached_property
+    def _seconds(self) -> Seconds:
+        return Seconds(self.cost_model, self.sets)
+
     @property
     def overhead_bytes(self) -> int:
         return self.cost_model.machine.overhead_bytes
@@ -68,16 +63,6 @@ class Predictor:
     def margin_bytes(self, peak_bytes: int) -> int:
         """What held-out measurements say a peak may be under-predicted by."""
         return math.ceil(self.terms["margin"]["relative"] * peak_bytes)
-
-    def remedy(self, gpus: int = 1) -> str:
-        """The ``mgraph profile`` call that measures what is missing: ``gpus`` workers, or as many as last time."""
-        return f"{self._profile_call} --gpus {max(gpus, self.cost_model.machine.num_devices)}"
-
-    @cached_property
-    def _profile_call(self) -> str:
-        return profile_call(
-            self.cost_model.workload, self.cost_model.machine.device, self.sets, self.cost_model.machine.hosts
-        )
 
     def settings(self, gpus: int, pins: Pins) -> list[Setting]:
         """Every setting of a search, as ``space.settings``."""
@@ -144,30 +129,20 @@ class Predictor:
             regressors = part_regressors(quantity, part, size)
             if self._cache is not None and part == "layer":
                 regressors = self._cache.applied(regressors, size)
-            asked = evaluate(self.terms, quantity, regressors, remedy=self.remedy(min(size.cp, 2)))
-            parts[part] = self._calibrated(PASS, np.zeros(len(layers)) + asked)
+            asked = evaluate(self.terms, quantity, regressors, remedy=self._seconds.remedy(min(size.cp, 2)))
+            parts[part] = self._seconds.calibrated(PASS, np.zeros(len(layers)) + asked)
         if (touched := self.touched(setting, role)).rows:
             merged_bytes = distinct(size.drawn, touched.table_rows) * touched.row_bytes
-            asked = self._merge_s(0, 1, merged_bytes) if quantity == "backward_s" else 0.0
-            parts["merge"] = self._calibrated(PASS, np.zeros(len(layers)) + asked)
+            asked = self._seconds.merge(0, 1, merged_bytes) if quantity == "backward_s" else 0.0
+            parts["merge"] = self._seconds.calibrated(PASS, np.zeros(len(layers)) + asked)
         return parts
-
-    def _merge_s(self, sums: int, calls: int, merged_bytes: float) -> float:
-        regressors = merge_regressors(sums, calls, merged_bytes)
-        return float(evaluate(self.terms, "touched_merge_s", regressors, remedy=self.remedy()))
-
-    def _calibrated(self, kind: str, seconds: Any) -> Any:
-        """Seconds stretched as runs of whole plans taught (``mgraph fit --with``)."""
-        return seconds * self.terms.get("calibration", {}).get(kind, 1.0)
 
     def p2p_s(self, setting: Setting) -> float:
         """Seconds of one micro-batch's boundary activation between two stages; 0 with one stage."""
         if setting.dims.pp == 1:
             return 0.0
         message = boundary_bytes(self.workload, self.size(setting))
-        name = f"{over(self._link(setting, 'pp'), 'p2p')}_s"
-        seconds = float(evaluate(self.terms, name, p2p_regressors(message), remedy=self.remedy(2)))
-        return float(self._calibrated(BOUNDARY, seconds))
+        return self._seconds.message(message, self._link(setting, "pp"))
 
     def parameters_bytes(self, role: Role, layers: Array) -> Array:
         """Bytes of a stage's weights."""
@@ -205,26 +180,25 @@ class Predictor:
         sharers = dims.dp * dims.cp
         held, touched = self.reduced_bytes(role, layers), self.touched(setting, role)
         regressors = part_regressors("optimizer_s", "optimizer", Size(parameters_bytes=held))
-        parts = {"optimizer": zero + evaluate(self.terms, "optimizer_s", regressors, remedy=self.remedy())}
+        parts = {"optimizer": zero + evaluate(self.terms, "optimizer_s", regressors, remedy=self._seconds.remedy())}
         if touched.rows:
             sums, calls = 1 + bool(touched.gathers), sharers * touched.gathers
-            updated = row_update_regressors(touched.updates, touched.updated_bytes)
-            seconds = self._merge_s(sums, calls, touched.merged_bytes)
-            seconds += float(evaluate(self.terms, "touched_update_s", updated, remedy=self.remedy()))
+            seconds = self._seconds.merge(sums, calls, touched.merged_bytes)
+            seconds += self._seconds.update_rows(touched.updates, touched.updated_bytes)
             parts["touched"] = zero + seconds
         if sharers > 1:
             link = self._link(setting, "dp", "cp")
-            parts["reduction"] = zero + self._all_reduce_s(held, sharers, link)
+            parts["reduction"] = zero + self._seconds.all_reduce(held, sharers, link)
             if touched.gathers:
                 # How many rows is agreed on first, by a sum that is all latency.
-                parts["reduction"] += self._all_reduce_s(ID_BYTES, sharers, link)
-                parts["reduction"] += self._all_gather_s(touched.gathered_ids_bytes, sharers, link)
-                parts["reduction"] += touched.gathers * self._all_gather_s(touched.gathered_bytes, sharers, link)
+                parts["reduction"] += self._seconds.all_reduce(ID_BYTES, sharers, link)
+                parts["reduction"] += self._seconds.all_gather(touched.gathered_ids_bytes, sharers, link)
+                parts["reduction"] += touched.gathers * self._seconds.all_gather(touched.gathered_bytes, sharers, link)
         if dims.size > 1:
-            norm = zero + self._all_reduce_s(SUMMARY_BYTES, dims.size, self._link(setting, *AXES))
+            norm = zero + self._seconds.all_reduce(SUMMARY_BYTES, dims.size, self._link(setting, *AXES))
             if dims.pp > 1:
                 shared = self._counts.shared * self.workload.itemsize_bytes
-                norm = norm + self._all_reduce_s(shared, dims.pp, self._link(setting, "pp"))
+                norm = norm + self._seconds.all_reduce(shared, dims.pp, self._link(setting, "pp"))
             parts["norm"] = norm
         if self.host_shares_cores:
             parts["construction"] = zero + self.host_s(setting)
@@ -235,27 +209,11 @@ class Predictor:
         """On a CPU the next batch is built by the cores that compute this one: overlap hides none of it."""
         return self.cost_model.machine.device == "cpu"
 
-    def _all_reduce_s(self, message_bytes: Any, group_size: int, link: str) -> Any:
-        return self._collective_s("all_reduce", all_reduce_regressors(message_bytes, group_size), link)
-
-    def _all_gather_s(self, message_bytes: Any, group_size: int, link: str) -> Any:
-        return self._collective_s("all_gather", all_gather_regressors(message_bytes, group_size), link)
-
-    def _collective_s(self, op: str, regressors: Regressors, link: str) -> Any:
-        seconds = evaluate(self.terms, f"{over(link, op)}_s", regressors, remedy=self.remedy(2))
-        return self._calibrated(REDUCTION, seconds)
-
     def host_s(self, setting: Setting) -> float:
         """Seconds in which a rank's host threads build the batch of one step: its share of the replica's sequences,
         which the ranks of a replica on one host share out, and the features that it embeds."""
         targets = self.size(setting).microbatch * setting.num_microbatches
-        shares = {"construct_s": -(-targets // self._placement(setting).peers), "gather_s": targets}
-        threads = self.cost_model.threads
-        seconds = sum(
-            float(evaluate(self.terms, name, host_regressors(share, threads), remedy=self.remedy()))
-            for name, share in shares.items()
-        )
-        return float(self._calibrated(CONSTRUCTION, seconds))
+        return self._seconds.construction(-(-targets // self._placement(setting).peers), targets)
 
     def _floor_s(self, setting: Setting) -> float:
         """What a step cannot undercut where the host works beside the device: the construction of its batch."""
@@ -272,7 +230,7 @@ class Predictor:
             touched=self.touched(setting, role),
             received=boundary_bytes(self.workload, self.size(setting)) * (not role.first),
             returned=boundary_bytes(self.workload, self.size(setting)) * (not role.last),
-            remedy=self.remedy(min(setting.dims.cp, 2)),
+            remedy=self._seconds.remedy(min(setting.dims.cp, 2)),
         )
 
     def tables(self, setting: Setting) -> StageTables:
