@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 from tiny import (
     csr,
-    dense_adjacency,
     dense_features,
     graph_of,
     normalised_adjacency,
@@ -17,6 +16,7 @@ from tiny import (
 
 from megagraph_cli.graph.feature_tables import FEATURES_DENSE, FEATURES_NONE, FEATURES_SIGNED, FEATURES_SPARSE
 from megagraph_cli.graph.graph import SparseFeatures
+from megagraph_cli.graph.nibbles import plane_bytes
 from megagraph_cli.graph.tables import build_tables
 
 # A fraction is the difference of two cumulative values, each floored to a multiple of 2^-32.
@@ -58,10 +58,8 @@ def test_two_closed_steps_make_the_row_of_the_squared_adjacency() -> None:
     np.testing.assert_allclose(got, squared / squared.sum(1, keepdims=True), rtol=0, atol=3e-7)
 
 
-def test_scales_of_nodes_and_clusters() -> None:
+def test_scales_of_clusters() -> None:
     graph = random_graph("none")
-    degree = dense_adjacency(graph).sum(1)
-    np.testing.assert_allclose(graph.tables["node_scale"], (degree + 1.0) ** -0.5, rtol=2.0**-23)
     sizes = graph.cluster_sizes.astype(np.float64)
     coarse = spread(graph.coarse_indptr, graph.coarse_indices, np.ones(graph.coarse_indices.size), sizes.size)
     weighted = (coarse + np.eye(sizes.size)) * np.sqrt(sizes[:, None] * sizes[None, :])
@@ -166,23 +164,27 @@ def test_a_graph_without_edges_has_tables() -> None:
     graph = graph_of(np.zeros((3, 3), dtype=np.bool_), np.zeros(3, dtype=np.int32))
     assert csr(np.zeros((3, 3), dtype=np.bool_))[1].size == 0
     assert graph.tables["edge_cdf"].size == 0
-    np.testing.assert_array_equal(graph.tables["node_scale"], 1.0)
     np.testing.assert_array_equal(graph.tables["stay"], 1.0)
     np.testing.assert_array_equal(graph.tables["cluster_scale"], 1.0)
 
 
-def test_coded_rows_are_the_unit_rows_up_to_their_stated_error() -> None:
+def test_coded_rows_are_the_unit_rows_up_to_their_stated_errors() -> None:
     graph = random_graph("wide")
     x = dense_features(graph)
-    code = graph.tables["feature_code"]
-    scale, error = code.view(np.float32)[:, -2:].astype(np.float64).T
-    assert code.shape == (graph.num_nodes, 64)
-    assert not code[:, x.shape[1] : -8].any()
+    num_nodes, columns = x.shape
+    code, upper = graph.tables["feature_code"], plane_bytes(columns)
+    assert code.shape == (num_nodes, 64)
+    scale, coarse_error, error = code.view(np.float32)[:, upper // 4 - 3 : upper // 4].astype(np.float64).T
     norm = np.linalg.norm(x, axis=1, keepdims=True)
     unit = np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)
-    distance = np.linalg.norm(unit - scale[:, None] * code[:, : x.shape[1]], axis=1)
-    assert (distance <= error).all()
-    # A step of the code is twice the largest entry over 254: each entry is off by half of it at most.
-    assert (error <= np.sqrt(x.shape[1]) * np.abs(unit).max(1) / 254 * 1.01).all()
+    planes = np.stack([code[:, :upper], code[:, upper : 2 * upper]], axis=2)[:, : columns // 2].astype(np.int64)
+    digits = np.concatenate((planes & 15, planes >> 4), axis=1) - 8
+    digits[norm[:, 0] == 0] = 0
+    for codes, stated, step in ((16 * digits[..., 0], coarse_error, 16), (digits @ [16, 1], error, 1)):
+        distance = np.linalg.norm(unit - scale[:, None] * codes, axis=1)
+        assert (distance <= stated).all()
+        # Each entry is off by half a step at most, or half a step and half a step of the lower digits.
+        most = np.sqrt(columns) * np.abs(unit).max(1) / 119 * (step + (step > 1)) / 2 * 1.01
+        assert (stated <= most).all()
     assert norm[3] == 0
     assert not code[3].any()

@@ -15,30 +15,36 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from megagraph_cli.graph.bytedot import byte_dot
 from megagraph_cli.graph.feature_tables import FEATURES_DENSE, FEATURES_SPARSE
 from megagraph_cli.graph.half import half_value
+from megagraph_cli.graph.nibbles import OFFSET, digits_dot, plane_bytes, read_codes
 from megagraph_cli.graph.prefetch import prefetch
 from megagraph_cli.graph.streams import HALF, LOW, below, bits, uniform
 
-BLOCK = 1536
+BLOCK = 4096
 """Most tries that are made together."""
 
 _ONE = np.uint64(1)
 _RESTART = np.uint64(644245094)  # 0.15 of 2^32
 _MAX_STEPS = 256  # a walk this long has probability 0.85^256 < 1e-18
 _MAX_PROPOSALS = 256
-_WINDOW = 16  # tries whose proposals are under way together
+_WINDOW = 24  # tries whose proposals are under way together
 _LINE = 64  # bytes of a cache line
+_ENTRY = 4  # bytes
 _ENTRIES = 16  # of four bytes in a cache line
 _ROW_LINES = 8  # of a row that are fetched before it is searched
 _ROUNDING = 2.0**-20  # more than float32 scales and norms can be wrong by, in a cosine
+_NOTHING, _UPPER, _LOWER, _ROWS = range(4)
+"""What of a proposal is under way: nothing, the upper or the lower plane of its code, or its features."""
+_SUM, _SCALE, _ERROR = range(3)
+"""What is kept of a target's code beside its digits."""
 
 
 class Block(NamedTuple):
     """Tries in the making: ``state`` uint64 their streams, ``target`` int64 whom they are for, ``arm`` int8, ``node``
     int64 where they stand and, in the end, what they drew (-1: a dead end); ``active`` and ``place`` int64, ``level``
-    float64 and ``proposals`` int64 are scratch."""
+    and ``product`` float64, ``proposals`` and ``stage`` int64 are scratch, as are ``codes`` int16 and ``own`` float64,
+    which tell the targets' features of the tries whose proposals are under way."""
 
     state: NDArray[np.uint64]
     target: NDArray[np.int64]
@@ -48,11 +54,15 @@ class Block(NamedTuple):
     place: NDArray[np.int64]
     level: NDArray[np.float64]
     proposals: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    product: NDArray[np.float64]
+    codes: NDArray[np.int16]
+    own: NDArray[np.float64]
 
 
 @njit(nogil=True, cache=True)
-def make_block() -> Any:
-    """An empty block."""
+def make_block(columns: int) -> Any:
+    """An empty block for nodes of so many features."""
     return Block(
         np.zeros(BLOCK, np.uint64),
         np.zeros(BLOCK, np.int64),
@@ -62,13 +72,17 @@ def make_block() -> Any:
         np.zeros(BLOCK, np.int64),
         np.zeros(BLOCK, np.float64),
         np.zeros(BLOCK, np.int64),
+        np.zeros(BLOCK, np.int64),
+        np.zeros(BLOCK, np.float64),
+        np.zeros(_WINDOW * 2 * plane_bytes(columns), np.int16),
+        np.zeros((_WINDOW, 3)),
     )
 
 
 @njit(nogil=True, cache=True)
 def _prefetch_row(array: Any, start: int, stop: int) -> None:
     """Fetch the first lines of a row of entries of four bytes."""
-    for entry in range(start, min(stop, start + _ROW_LINES * _ENTRIES), _ENTRIES):
+    for entry in range(start // _ENTRIES * _ENTRIES, min(stop, start + _ROW_LINES * _ENTRIES), _ENTRIES):
         prefetch(array, entry)
 
 
@@ -223,49 +237,77 @@ def _similar_coded(
     x: NDArray[np.float32],
     half: NDArray[np.uint16],
     norm: NDArray[np.float32],
-    code: NDArray[np.int8],
+    code: NDArray[np.uint8],
     tail: NDArray[np.float32],
 ) -> None:
-    """The same nodes as ``_similar_dense`` finds, for the active tries, by rows of one byte a feature (tables.py).
+    """The same nodes as ``_similar_dense`` finds, for the active tries, by coded rows (tables.py).
 
-    They decide where the cosine is further from the level than their rounding can account for; the rows themselves are
-    read about once in forty proposals. Rows of several tries' proposals are under way together.
+    The upper digits decide where the cosine is further from the level than what they leave out can account for, all
+    eight bits where it is further than rounding; the rows themselves are read about once in fifty proposals. What is
+    read of several tries' proposals is under way together.
     """
     # All in one function: a call would hand over every array as seven words, which costs more than a product.
     active, node, target, state = block.active, block.node, block.target, block.state
-    level, proposals = block.level, block.proposals
+    level, proposals, stage, product, seat = block.level, block.proposals, block.stage, block.product, block.place
+    codes, own = block.codes, block.own
     flat, width, num_nodes = code.reshape(-1), code.shape[1], np.uint64(code.shape[0])
+    columns = max(x.shape[1], half.shape[1])
+    plane = plane_bytes(columns)
+    last = plane // _ENTRY  # of a row's tail
     window = min(count, _WINDOW)
     started = window
     for i in range(count):
-        proposals[active[i]] = 0
+        proposals[active[i]], stage[active[i]], seat[active[i]] = 0, _NOTHING, i
     while window > 0:
         going = 0
         for i in range(window):
             b = np.uint64(active[i])
-            if proposals[b] > 0:
-                own, its = target[b], node[b]
-                dot = byte_dot(flat, own * width, its * width, width)
-                own_error, error = np.float64(tail[own, -1]), np.float64(tail[its, -1])
-                margin = own_error + error + own_error * error + _ROUNDING
-                cosine = np.float64(tail[own, -2]) * np.float64(tail[its, -2]) * np.float64(dot)
-                settled = cosine - margin > level[b]
-                if not settled and cosine + margin >= level[b]:
-                    bound = np.float64(norm[own]) * np.float64(norm[its])
-                    settled = bound > 0.0 and level[b] * bound < _dot(x, half, own, its)
-                if not settled and proposals[b] == _MAX_PROPOSALS:
-                    node[b] = -1
-                    settled = True
-                if settled:
-                    if started == count:
-                        continue
-                    b = np.uint64(active[started])
-                    started += 1
+            s, its, lower = seat[b], node[b], np.int64(stage[b] == _LOWER)
+            found = digits_dot(flat, its * width + lower * plane, codes, s * 2 * plane, plane)
+            known = np.float64(found) - OFFSET * own[s, _SUM]
+            product[b] = product[b] * lower + known * (16 - 15 * lower)
+            error = np.float64(tail[its, last - 2 + lower])
+            margin = own[s, _ERROR] + error + own[s, _ERROR] * error + _ROUNDING
+            cosine = own[s, _SCALE] * np.float64(tail[its, last - 3]) * product[b]
+            settled, refused = bool(cosine - margin > level[b]), bool(cosine + margin < level[b])
+            if stage[b] == _NOTHING:
+                settled, refused = False, True
+            elif stage[b] == _ROWS:
+                bound = np.float64(norm[target[b]]) * np.float64(norm[its])
+                settled = bool(bound > 0.0 and level[b] * bound < _dot(x, half, target[b], its))
+                refused = not settled
+            if not (settled or refused):
+                # Undecided: read more of the same node.
+                if stage[b] == _UPPER:
+                    for byte in range(plane, 2 * plane, _LINE):
+                        prefetch(flat, its * width + byte)
+                else:
+                    for column in range(0, x.shape[1], _ENTRIES):
+                        prefetch(x, its * x.shape[1] + column)
+                    for column in range(0, half.shape[1], 2 * _ENTRIES):
+                        prefetch(half, its * half.shape[1] + column)
+                stage[b] += 1
+                active[going] = b
+                going += 1
+                continue
+            if refused and proposals[b] == _MAX_PROPOSALS:
+                node[b] = -1
+                settled = True
+            if settled:
+                if started == count:
+                    continue
+                b = np.uint64(active[started])
+                seat[b] = s
+                started += 1
+            if proposals[b] == 0:
+                own[s, _SUM] = read_codes(flat, target[b] * width, columns, codes, s * 2 * plane)
+                own[s, _SCALE], own[s, _ERROR] = tail[target[b], last - 3], tail[target[b], last - 1]
             proposals[b] += 1
             node[b] = below(bits(state, b), num_nodes)
             level[b] = uniform(state, b)
-            for column in range(0, width, _LINE):
-                prefetch(flat, node[b] * width + column)
+            stage[b] = _UPPER
+            for byte in range(0, plane, _LINE):
+                prefetch(flat, node[b] * width + byte)
             active[going] = b
             going += 1
         window = going

@@ -23,10 +23,10 @@ from megagraph_cli.graph.streams import sequence_key, start_stream, uniform
 
 _NODES = 0
 _SUPERS = 1
-_GROUP = 32
-"""Targets that are drawn for together."""
-_TRIES = BLOCK // _GROUP
-"""Most tries of a target in a round."""
+_GROUP = 128
+"""Targets that are drawn for together: the last steps of a round, when few tries are left, wait for memory alone."""
+_GROUP_MEMBERS = 4096
+"""Members of a group's sequences, unless it has a single one: they should stay in the second cache."""
 
 
 class Group(NamedTuple):
@@ -47,14 +47,15 @@ class Group(NamedTuple):
 def _make_group(capacity: int) -> tuple[Any, np.uint64]:
     """A group of targets that each come to hold up to ``capacity`` members, and the shift of their slots."""
     slots, shift = make_slots(capacity)
+    size = max(1, min(_GROUP, _GROUP_MEMBERS // capacity))
     group = Group(
-        np.zeros(_GROUP, np.uint64),
-        np.zeros(_GROUP, np.int64),
-        np.zeros(_GROUP, np.int64),
-        np.zeros(_GROUP, np.int64),
-        np.zeros(_GROUP, np.int64),
-        np.zeros((_GROUP, 4)),
-        np.full((_GROUP, slots.shape[0]), -1, dtype=np.int16),
+        np.zeros(size, np.uint64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+        np.zeros((size, 4)),
+        np.full((size, slots.shape[0]), -1, dtype=np.int16),
     )
     return group, shift
 
@@ -63,10 +64,11 @@ def _make_group(capacity: int) -> tuple[Any, np.uint64]:
 def _begin_round(group: Any, block: Any, members: int, width: int, max_tries: int) -> int:
     """Share out the tries of a round: a few more than are missing, for some will be thrown away; their number."""
     total = 0
+    most = BLOCK // group.size.shape[0]
     for j in range(members):
         missing = width - group.drawn[j]
         wanted = missing + missing // 16 + 1 if missing > 0 and group.last[j] >= 0 else 0
-        group.size[j] = min(_TRIES, max_tries - group.tries[j], wanted)
+        group.size[j] = min(most, max_tries - group.tries[j], wanted)
         for b in range(group.size[j]):
             start_stream(block.state, total + b, group.key[j], group.tries[j] + b)
         total += group.size[j]
@@ -199,8 +201,9 @@ def draw_slice(
     ``key`` int64 [3] is (rng_seed, epoch, view). A target of -1 leaves its rows as padding.
     """
     group, shift = _make_group(max(nodes.shape[1], supers.shape[1]))
-    unused = np.zeros((_GROUP, supers.shape[1]), dtype=np.int8)
-    made = (group, make_block(), unused)
+    unused = np.zeros((group.size.shape[0], supers.shape[1]), dtype=np.int8)
+    columns = max(g.feature_x.shape[1], g.feature_half.shape[1])
+    made = (group, make_block(columns), unused)
     asked, rows = borrowed((targets, key, weights)), borrowed((nodes, arms, supers))
     _draw(borrowed(g), borrowed(made), shift, asked, max_tries, rows)
     keep(made)
@@ -210,8 +213,9 @@ def draw_slice(
 def _draw(g: Any, made: Any, shift: np.uint64, asked: Any, max_tries: int, rows: Any) -> None:
     """Group after group: ``made`` is scratch, ``asked`` and ``rows`` are what ``draw_slice`` is given."""
     (group, block, unused), (targets, key, weights), (nodes, arms, supers) = made, asked, rows
-    for start in range(0, targets.shape[0], _GROUP):
-        stop = min(start + _GROUP, targets.shape[0])
+    together = group.size.shape[0]
+    for start in range(0, targets.shape[0], together):
+        stop = min(start + together, targets.shape[0])
         own = targets[start:stop]
         _draw_nodes(g, block, group, shift, own, key, weights, max_tries, nodes[start:stop], arms[start:stop])
         if supers.shape[1] > 0:

@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from megagraph_cli.graph import table_kernels as kernels
 from megagraph_cli.graph.graph import Graph, SparseFeatures
+from megagraph_cli.graph.nibbles import plane_bytes
 from megagraph_cli.graph.readers.rows import cuts, slices
 
 FEATURES_NONE = 0
@@ -27,8 +28,6 @@ FEATURES_DENSE = 3
 _LISTED_DENSITY = 0.5
 _CODED_COLUMNS = 32
 """Shorter rows lie in two cache lines as they are: a second, coded copy would spare nothing."""
-CODE_TAIL = 8
-"""Bytes of scale and error at the end of a coded row."""
 _CACHE_LINE = 64
 
 Allocate = Callable[[str, DTypeLike, tuple[int, ...]], NDArray[Any]]
@@ -95,10 +94,10 @@ def _dense_tables(x: NDArray[Any], allocate: Allocate) -> dict[str, NDArray[Any]
         "feature_kind": np.array([FEATURES_DENSE], dtype=np.int64),
         "feature_norm": norms,
     }
-    code = np.zeros((num_nodes, 0), dtype=np.int8)
+    code = np.zeros((num_nodes, 0), dtype=np.uint8)
     if columns >= _CODED_COLUMNS:
-        width = -(-(columns + CODE_TAIL) // _CACHE_LINE) * _CACHE_LINE
-        code = tables["feature_code"] = allocate("feature_code", np.int8, (num_nodes, width))
+        width = -(-2 * plane_bytes(columns) // _CACHE_LINE) * _CACHE_LINE
+        code = tables["feature_code"] = allocate("feature_code", np.uint8, (num_nodes, width))
     for first, block in _single_blocks(x):
         own = slice(first, first + block.shape[0])
         exact = kernels.dense_norms(block)

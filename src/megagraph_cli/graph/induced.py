@@ -33,6 +33,8 @@ _SCANNED_PER_MEMBER = 2
 _LINE = 64  # bytes of a cache line
 _ENTRIES = 16  # of four bytes in a cache line
 _FETCHED_LINES = 8  # of a row or filter that are fetched whole
+_LAST_ENTRIES = 16
+"""So few entries are looked at one after another: they lie in a line or two."""
 _NONE, _ONE, _THREE, _SEVEN = np.uint64(0), np.uint64(1), np.uint64(3), np.uint64(7)
 
 
@@ -42,7 +44,8 @@ class Group(NamedTuple):
     ``ids`` int32 [G, K], ``num_members`` int64 [G], and ``slots`` int16 [G, .], which index them; ``starts`` and
     ``sizes`` int64 of their rows and ``hashes`` uint64 of their ids [G, K]; ``likely`` int64 [G, K + spare, 4] are
     pairs that the filters do not rule out, the member of the shorter row first, and where the search for the other
-    stands; ``num_likely`` int64 [G] how many. ``longs`` int64 [K] is scratch.
+    stands; ``num_likely`` int64 [G] how many. ``longs`` int64 [K] and ``long_rows`` uint64
+    [K, 3] are scratch.
     """
 
     ids: NDArray[np.int32]
@@ -54,6 +57,7 @@ class Group(NamedTuple):
     likely: NDArray[np.int64]
     num_likely: NDArray[np.int64]
     longs: NDArray[np.int64]
+    long_rows: NDArray[np.uint64]
 
 
 @njit(nogil=True, cache=True)
@@ -71,6 +75,7 @@ def _make_group(capacity: int) -> tuple[Any, np.uint64]:
         np.empty((size, capacity + _SPARE, 4), np.int64),
         np.zeros(size, np.int64),
         np.empty(capacity, np.int64),
+        np.empty((capacity, 3), np.uint64),
     )
     return group, shift
 
@@ -90,7 +95,6 @@ def _list_nodes(g: Any, out: Any, t: int, group: Any, j: int, shift: np.uint64) 
         node = nodes[count]
         add_member(group.slots[j], shift, group.ids[j], count, node)
         prefetch(g.indptr, node)
-        prefetch(g.node_scale, node)
         prefetch(g.clusters, node)
         count += 1
     group.num_members[j] = count
@@ -122,19 +126,16 @@ def _find_rows(
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
     filters: NDArray[np.uint8],
-    scale: NDArray[np.float32],
     group: Any,
     j: int,
-    scales: NDArray[np.float32],
 ) -> None:
-    """Look up where the members' rows lie, have on their way what will be read of them; fill ``scales``."""
+    """Look up where the members' rows lie, have on their way what will be read of them."""
     count, starts, sizes, hashes = group.num_members[j], group.starts[j], group.sizes[j], group.hashes[j]
     for a in range(count):
         member = np.uint64(group.ids[j, a])
         starts[a] = indptr[member]
         sizes[a] = indptr[member + _ONE] - starts[a]
         hashes[a] = hash_id(member)
-        scales[a] = scale[member]
     num_longs = 0
     for a in range(count):
         if sizes[a] > _SCANNED_PER_MEMBER * count:
@@ -143,10 +144,10 @@ def _find_rows(
     for a in range(count):
         start, stop = starts[a], starts[a] + sizes[a]
         if sizes[a] <= _SCANNED_PER_MEMBER * count:
-            for entry in range(start, stop, _ENTRIES):
+            for entry in range(start // _ENTRIES * _ENTRIES, stop, _ENTRIES):
                 prefetch(indices, entry)
         elif sizes[a] <= _FETCHED_LINES * _LINE:
-            for byte in range(start, stop, _LINE):
+            for byte in range(start // _LINE * _LINE, stop, _LINE):
                 prefetch(filters, byte)
         else:
             for i in range(num_longs):
@@ -167,30 +168,33 @@ def _link(
     # No calls that would hand over the group: its arrays are seven words each.
     count, ids, slots = group.num_members[j], group.ids[j], group.slots[j]
     starts, sizes, hashes = group.starts[j], group.sizes[j], group.hashes[j]
-    longs, likely = group.longs, group.likely[j]
-    num_longs, num_likely = 0, 0
+    longs, long_rows, likely = group.longs, group.long_rows, group.likely[j]
+    num_longs, num_likely = np.uint64(0), 0
     for a in range(count):
         _set_bit(bits, a, a)
-        if sizes[a] <= _SCANNED_PER_MEMBER * count:
-            for entry in range(np.uint64(starts[a]), np.uint64(starts[a] + sizes[a])):
-                b = slots[find_slot(slots, shift, ids, indices[entry])]
-                if b >= 0:
-                    _set_bit(bits, a, b)
-                    _set_bit(bits, b, a)
+        if sizes[a] > _SCANNED_PER_MEMBER * count:
+            longs[num_longs] = a
+            long_rows[num_longs, 0], long_rows[num_longs, 1] = np.uint64(starts[a]), np.uint64(sizes[a])
+            long_rows[num_longs, 2] = hashes[a]
+            num_longs += _ONE
             continue
-        start, size, hashed = np.uint64(starts[a]), np.uint64(sizes[a]), hashes[a]
-        for i in range(num_longs):
-            b = np.uint64(longs[i])
-            own, its = filter_bit(hashes[b], size), filter_bit(hashed, np.uint64(sizes[b]))
+        for entry in range(np.uint64(starts[a]), np.uint64(starts[a] + sizes[a])):
+            b = slots[find_slot(slots, shift, ids, indices[entry])]
+            if b >= 0:
+                _set_bit(bits, a, b)
+                _set_bit(bits, b, a)
+    for i in range(num_longs):
+        start, size, hashed = long_rows[i, 0], long_rows[i, 1], long_rows[i, 2]
+        for k in range(i):
+            its_size = long_rows[k, 1]
+            own, its = filter_bit(long_rows[k, 2], size), filter_bit(hashed, its_size)
             here = filters[start + (own >> _THREE)] >> (own & _SEVEN)
-            there = filters[np.uint64(starts[b]) + (its >> _THREE)] >> (its & _SEVEN)
+            there = filters[long_rows[k, 0] + (its >> _THREE)] >> (its & _SEVEN)
             if here & there & np.uint64(1):
-                short, other = (a, np.int64(b)) if sizes[a] < sizes[b] else (np.int64(b), a)
+                short, other = (longs[i], longs[k]) if size < its_size else (longs[k], longs[i])
                 likely[num_likely, 0], likely[num_likely, 1] = short, other
                 prefetch(indices, starts[short] + (sizes[short] >> 1))
                 num_likely += 1
-        longs[num_longs] = a
-        num_longs += 1
         if num_likely >= _SPARE:
             _confirm(indices, ids, starts, sizes, likely, num_likely, bits)
             num_likely = 0
@@ -214,7 +218,7 @@ def _confirm(
         likely[i, 2], likely[i, 3] = starts[short], sizes[short]
         longest = max(longest, sizes[short])
     # One step of all searches after another: what the next step of each reads is on its way meanwhile.
-    while longest > 1:
+    while longest > _LAST_ENTRIES:
         longest -= longest >> 1
         for i in range(np.uint64(num_likely)):
             low, left = np.uint64(likely[i, 2]), np.uint64(likely[i, 3])
@@ -223,11 +227,14 @@ def _confirm(
             left -= half
             prefetch(indices, low + (left >> _ONE))
             likely[i, 2], likely[i, 3] = low, left
-    for i in range(num_likely):
+    for i in range(np.uint64(num_likely)):
         a, b = likely[i, 0], likely[i, 1]
-        if indices[likely[i, 2]] == ids[b]:
-            _set_bit(bits, a, b)
-            _set_bit(bits, b, a)
+        low, key = np.uint64(likely[i, 2]), ids[np.uint64(b)]
+        for entry in range(low, low + np.uint64(likely[i, 3])):
+            if indices[entry] == key:
+                _set_bit(bits, a, b)
+                _set_bit(bits, b, a)
+                break
 
 
 @njit(nogil=True, cache=True)
@@ -255,21 +262,17 @@ def _induce(g: Any, out: Any, nodes: Any, shift: np.uint64, clusters: Any, coars
             _list_nodes(g, out, first + j, nodes, j, shift)
         for j in range(size):
             t = first + j
-            _find_rows(g.indptr, g.indices, g.edge_filter, g.node_scale, nodes, j, out.node_scale[t])
+            _find_rows(g.indptr, g.indices, g.edge_filter, nodes, j)
+            for a in range(nodes.num_members[j]):
+                out.node_scale[t, a] = 1.0 / np.sqrt(nodes.sizes[j, a] + 1.0)
             if num_super > 0:
                 _list_clusters(g, out, t, nodes, clusters, j, coarse_shift)
         for j in range(size):
             t = first + j
             if num_super > 0:
-                _find_rows(
-                    g.coarse_indptr,
-                    g.coarse_indices,
-                    g.coarse_filter,
-                    g.cluster_scale,
-                    clusters,
-                    j,
-                    out.coarse_scale[t],
-                )
+                _find_rows(g.coarse_indptr, g.coarse_indices, g.coarse_filter, clusters, j)
+                for a in range(clusters.num_members[j]):
+                    out.coarse_scale[t, a] = g.cluster_scale[clusters.ids[j, a]]
             _link(g.indices, g.edge_filter, nodes, j, shift, out.node_bits[t])
         for j in range(size):
             t = first + j

@@ -25,7 +25,6 @@ class SamplingArrays(NamedTuple):
     clusters: NDArray[np.int32]
     coarse_indptr: NDArray[np.int64]
     coarse_indices: NDArray[np.int32]
-    node_scale: NDArray[np.float32]
     cluster_scale: NDArray[np.float32]
     edge_cdf: NDArray[np.uint32]
     closed_edge_cdf: NDArray[np.uint32]
@@ -37,7 +36,7 @@ class SamplingArrays(NamedTuple):
     feature_norm: NDArray[np.float32]
     feature_x: NDArray[np.float32]
     feature_half: NDArray[np.uint16]
-    feature_code: NDArray[np.int8]
+    feature_code: NDArray[np.uint8]
     feature_code_tail: NDArray[np.float32]
     feature_indptr: NDArray[np.int64]
     feature_indices: NDArray[np.int32]
@@ -56,14 +55,13 @@ def sampling_arrays(graph: Graph) -> SamplingArrays:
     sparse = features if isinstance(features, SparseFeatures) else None
     x, half = _by_width(features.x if isinstance(features, DenseFeatures) else np.empty((0, 0), dtype=np.float32))
     data, half_data = _by_width(sparse.data if sparse else np.empty(0, dtype=np.float32))
-    code = tables.get("feature_code", np.empty((0, 4), dtype=np.int8))
+    code = tables.get("feature_code", np.empty((0, 4), dtype=np.uint8))
     return SamplingArrays(
         indptr=_read_only(graph.indptr, np.int64),
         indices=_read_only(graph.indices, np.int32),
         clusters=_read_only(graph.clusters, np.int32),
         coarse_indptr=_read_only(graph.coarse_indptr, np.int64),
         coarse_indices=_read_only(graph.coarse_indices, np.int32),
-        node_scale=_read_only(tables["node_scale"], np.float32),
         cluster_scale=_read_only(tables["cluster_scale"], np.float32),
         edge_cdf=_read_only(tables["edge_cdf"], np.uint32),
         closed_edge_cdf=_read_only(tables["closed_edge_cdf"], np.uint32),
@@ -75,7 +73,7 @@ def sampling_arrays(graph: Graph) -> SamplingArrays:
         feature_norm=_read_only(tables.get("feature_norm"), np.float32),
         feature_x=_read_only(x, np.float32),
         feature_half=_read_only(half, np.uint16),
-        feature_code=_read_only(code, np.int8),
+        feature_code=_read_only(code, np.uint8),
         feature_code_tail=_read_only(code.view(np.float32), np.float32),
         feature_indptr=_read_only(sparse.indptr if sparse else tables.get("feature_indptr"), np.int64),
         feature_indices=_read_only(sparse.indices if sparse else tables.get("feature_indices"), np.int32),

@@ -26,7 +26,7 @@ from megagraph_cli.graph.graph import DenseFeatures, Graph, Masks, SparseFeature
 from megagraph_cli.graph.seal import BAD_HEADER, first_damaged, is_sealed, seal
 from megagraph_cli.graph.writer import ArrayWriter
 
-STORE_VERSION = 3
+STORE_VERSION = 4
 META = "meta.json"
 TABLE_PREFIX = "table_"
 _LEFT_OVER = re.compile(r"\.(.*-[0-9a-f]{16})\.(?:tmp|lock)")  # names that prepare.py gives: nobody else's

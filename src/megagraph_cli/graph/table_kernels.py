@@ -9,6 +9,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from megagraph_cli.graph.nibbles import LARGEST_CODE, OFFSET, plane_bytes, write_digits
+
 _ONE = 4294967296.0  # 2^32, the whole of a row in fixed point
 
 
@@ -54,23 +56,29 @@ def rows_ascend(indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> bool:
 
 @njit(nogil=True, cache=True)
 def write_codes(
-    x: NDArray[np.float32], norms: NDArray[np.float64], code: NDArray[np.int8], tail: NDArray[np.float32]
+    x: NDArray[np.float32], norms: NDArray[np.float64], code: NDArray[np.uint8], tail: NDArray[np.float32]
 ) -> None:
-    """Fill coded rows, zero so far; ``tail`` float32 [V, W/4] is the same memory. Rows of norm 0 stay zero."""
+    """Fill coded rows (nibbles.py), zero so far; ``tail`` float32 [V, W/4] is the same memory. Rows of norm 0 stay
+    zero."""
+    codes = np.empty(x.shape[1], dtype=np.int64)
+    end = plane_bytes(x.shape[1]) // tail.itemsize
     for row in range(norms.shape[0]):
         if norms[row] == 0.0:
             continue
         largest = 0.0
         for column in range(x.shape[1]):
             largest = max(largest, abs(np.float64(x[row, column])))
-        scale = np.float32(largest / norms[row] / 127.0)
-        square = 0.0
+        scale = np.float32(largest / norms[row] / LARGEST_CODE)
+        square, coarse = 0.0, 0.0
         for column in range(x.shape[1]):
             value = np.float64(x[row, column]) / norms[row]
-            code[row, column] = np.int8(round(value / np.float64(scale)))
-            square += (value - np.float64(scale) * code[row, column]) ** 2
-        tail[row, -2] = scale
-        tail[row, -1] = np.sqrt(square) * (1.0 + 1e-6)  # float32 rounds by less
+            codes[column] = round(value / np.float64(scale))
+            square += (value - np.float64(scale) * codes[column]) ** 2
+            coarse += (value - np.float64(scale) * (codes[column] + OFFSET >> 4 << 4)) ** 2
+        write_digits(codes, code[row])
+        tail[row, end - 3] = scale
+        tail[row, end - 2] = np.sqrt(coarse) * (1.0 + 1e-6)  # float32 rounds by less
+        tail[row, end - 1] = np.sqrt(square) * (1.0 + 1e-6)
 
 
 @njit(nogil=True, cache=True)

@@ -25,8 +25,8 @@ def build_tables(graph: Graph, allocate: Allocate = in_memory) -> dict[str, NDAr
     """Arrays that the sampler reads beside the graph, O(E + non-zero features) in time and size. Those that are as
     large as the features are filled where ``allocate`` has them; memory is O(V + E + F) beside those.
 
-    - ``node_scale`` float32 [V]: d~^-1/2; ``cluster_scale`` float32 [Q]: r_a = sqrt(s_a / D_a), D_a = s_a + the
-      sizes of the neighbour clusters, so that the coarse A^ of two neighbours a, b is r_a r_b;
+    - ``cluster_scale`` float32 [Q]: r_a = sqrt(s_a / D_a), D_a = s_a + the sizes of the neighbour clusters, so that the
+      coarse A^ of two neighbours a, b is r_a r_b;
     - ``edge_cdf`` uint32 [2E]: steps to neighbour j with weight d~_j^-1/2 (a row of A^);
     - ``closed_edge_cdf`` uint32 [2E], ``closed_stay`` float32 [V], ``stay`` float32 [V]: the two steps of a row
       of A^^2 over closed neighbourhoods. The first goes to k with weight c_k / d~_k, c_k = the sum of d~^-1/2
@@ -34,9 +34,10 @@ def build_tables(graph: Graph, allocate: Allocate = in_memory) -> dict[str, NDAr
     - ``edge_filter`` uint8 [2E] and ``coarse_filter``: a Bloom filter for every row of the graph and of the graph of
       clusters (filters.py);
     - ``feature_kind`` int64 [1] (FEATURES_*), ``feature_norm`` float32 [V] where there are features; where they
-      are dense and have at least 32 columns ``feature_code`` int8 [V, W], W a multiple of 64: F entries, zeros, and
-      two float32 (scale, error) in the last eight bytes; scale times entries is the row over its norm, but for a
-      vector whose norm is at most error; where they
+      are dense and have at least 32 columns ``feature_code`` uint8 [V, W], W a multiple of 64: two planes of half bytes
+      (nibbles.py), the upper one with three float32 (scale, coarse error, error) at its end; scale times the codes is
+      the row over its norm, but for a vector whose norm is at most error, and at most coarse error if the lower plane
+      is left out; where they
       are sparse ``feature_row_cdf`` uint32 [nnz], ``feature_column_indptr`` int64 [F+1],
       ``feature_column_rows`` int32 [nnz] and ``feature_column_cdf`` uint32 [nnz], all over the rows of nodes
       alone: super nodes are never drawn by similarity. Dense features that are non-negative and mostly zero
@@ -49,7 +50,6 @@ def build_tables(graph: Graph, allocate: Allocate = in_memory) -> dict[str, NDAr
     sizes = np.asarray(graph.cluster_sizes, dtype=np.float64)
     coarse_degree = sizes + row_sums(graph.coarse_indptr, graph.coarse_indices, sizes)
     tables: dict[str, NDArray[Any]] = {
-        "node_scale": scale.astype(np.float32),
         "cluster_scale": np.sqrt(sizes / coarse_degree).astype(np.float32),
         "edge_cdf": row_cdfs(graph.indptr, graph.indices, scale),
         "closed_edge_cdf": row_cdfs(graph.indptr, graph.indices, through),
