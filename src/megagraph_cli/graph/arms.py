@@ -32,7 +32,7 @@ _WINDOW = 24  # tries whose proposals are under way together
 _LINE = 64  # bytes of a cache line
 _ENTRY = 4  # bytes
 _ENTRIES = 16  # of four bytes in a cache line
-_ROW_LINES = 8  # of a row that are fetched before it is searched
+_ROW_LINES = 8  # of a row that are fetched before it is searched, a power of two
 _ROUNDING = 2.0**-20  # more than float32 scales and norms can be wrong by, in a cosine
 _NOTHING, _UPPER, _LOWER, _ROWS = range(4)
 """What of a proposal is under way: nothing, the upper or the lower plane of its code, or its features."""
@@ -81,9 +81,13 @@ def make_block(columns: int) -> Any:
 
 @njit(nogil=True, cache=True)
 def _prefetch_row(array: Any, start: int, stop: int) -> None:
-    """Fetch the first lines of a row of entries of four bytes."""
-    for entry in range(start // _ENTRIES * _ENTRIES, min(stop, start + _ROW_LINES * _ENTRIES), _ENTRIES):
-        prefetch(array, entry)
+    """Fetch a row of entries of four bytes; of a long one what the first steps of a search in it will look at."""
+    if stop - start <= _ROW_LINES * _ENTRIES:
+        for entry in range(start // _ENTRIES * _ENTRIES, stop, _ENTRIES):
+            prefetch(array, entry)
+    else:
+        for part in range(1, _ROW_LINES):
+            prefetch(array, start + (stop - 1 - start) * part // _ROW_LINES)
 
 
 @njit(nogil=True, cache=True)
@@ -132,11 +136,14 @@ def walk(block: Any, count: int, indptr: NDArray[np.int64], indices: NDArray[np.
 @njit(nogil=True, cache=True)
 def _neighbours(g: Any, block: Any, count: int) -> None:
     """Nodes of the targets' rows of A^ for the active tries."""
+    active, place = block.active, block.place
     for i in range(count):
-        b = block.active[i]
+        b = active[i]
         target = block.target[b]
-        entry = _pick(bits(block.state, b), g.edge_cdf, g.indptr[target], g.indptr[target + 1])
-        block.node[b] = g.indices[entry]
+        place[i] = _pick(bits(block.state, b), g.edge_cdf, g.indptr[target], g.indptr[target + 1])
+        prefetch(g.indices, place[i])
+    for i in range(count):
+        block.node[active[i]] = g.indices[place[i]]
 
 
 @njit(nogil=True, cache=True)
@@ -145,10 +152,15 @@ def _two_steps(g: Any, block: Any, count: int) -> None:
     active, node, place, state = block.active, block.node, block.place, block.state
     for i in range(count):
         b = active[i]
+        place[i] = -1
         target = block.target[b]
         if uniform(state, b) >= g.closed_stay[target]:
-            entry = _pick(bits(state, b), g.closed_edge_cdf, g.indptr[target], g.indptr[target + 1])
-            node[b] = g.indices[entry]
+            place[i] = _pick(bits(state, b), g.closed_edge_cdf, g.indptr[target], g.indptr[target + 1])
+            prefetch(g.indices, place[i])
+    for i in range(count):
+        if place[i] >= 0:
+            b = active[i]
+            node[b] = g.indices[place[i]]
             prefetch(g.stay, node[b])
             prefetch(g.indptr, node[b])
     going = 0
@@ -284,8 +296,10 @@ def _similar_coded(
                 else:
                     for column in range(0, x.shape[1], _ENTRIES):
                         prefetch(x, its * x.shape[1] + column)
+                        prefetch(x, target[b] * x.shape[1] + column)
                     for column in range(0, half.shape[1], 2 * _ENTRIES):
                         prefetch(half, its * half.shape[1] + column)
+                        prefetch(half, target[b] * half.shape[1] + column)
                 stage[b] += 1
                 active[going] = b
                 going += 1
@@ -353,6 +367,18 @@ def _similar(g: Any, block: Any, count: int) -> None:
 
 @njit(nogil=True, cache=True)
 def fetch_target(g: Any, target: int) -> None:
+    """Have on its way what is known of a target itself."""
+    prefetch(g.indptr, target)
+    prefetch(g.closed_stay, target)
+    if g.feature_norm.shape[0] > 0:
+        prefetch(g.feature_norm, target)
+    width = g.feature_code.shape[1] if g.feature_code.shape[0] > 0 else 0
+    for byte in range(0, width, _LINE):
+        prefetch(g.feature_code, target * width + byte)
+
+
+@njit(nogil=True, cache=True)
+def fetch_rows(g: Any, target: int) -> None:
     """Have the rows of a target on their way."""
     start, stop = g.indptr[target], g.indptr[target + 1]
     _prefetch_row(g.edge_cdf, start, stop)

@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from megagraph_cli.graph.arms import BLOCK, draw_block, fetch_target, make_block, walk
+from megagraph_cli.graph.arms import BLOCK, draw_block, fetch_rows, fetch_target, make_block, walk
 from megagraph_cli.graph.borrowed import borrowed, keep
 from megagraph_cli.graph.slots import add_member, make_slots
 from megagraph_cli.graph.streams import sequence_key, start_stream, uniform
@@ -129,9 +129,12 @@ def _draw_nodes(
     """Fill the rows of ``nodes`` with the targets and distinct draws; the rest keeps its padding."""
     members, width = nodes.shape
     for j in range(members):
-        group.last[j], group.tries[j], group.drawn[j] = -1, 0, 0
         if targets[j] >= 0:
             fetch_target(g, targets[j])
+    for j in range(members):
+        group.last[j], group.tries[j], group.drawn[j] = -1, 0, 0
+        if targets[j] >= 0:
+            fetch_rows(g, targets[j])
             group.key[j] = sequence_key(key, targets[j], _NODES)
             group.last[j] = _cumulate_arms(g, targets[j], weights, group.cumulated[j])
             group.slots[j, :] = -1
