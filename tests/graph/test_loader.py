@@ -50,6 +50,41 @@ def test_the_thread_runs_at_most_depth_batches_ahead_and_as_far_as_that(depth: i
     assert built == taken == 8
 
 
+def settled(built: list[int]) -> int:
+    """How many are built once nothing was added for a while."""
+    found = -1
+    while found < len(built):
+        found = len(built)
+        time.sleep(SETTLE_S)
+    return found
+
+
+def test_a_thread_that_is_held_builds_when_room_is_made_for_it() -> None:
+    built: list[int] = []
+    with Prefetcher(built.append, 6, 2, holds=True) as batches:
+        for index, _ in enumerate(batches):
+            assert settled(built) == min(6, index + 2), "it went on before it was let"
+            if index % 2:  # every other time the consumer forgets
+                batches.make_room()
+                batches.make_room()
+                assert settled(built) == min(6, index + 3), "one more for every batch taken"
+    assert built == list(range(6))
+    assert not prefetch_threads()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_held_thread_builds_what_there_was_room_for_when_the_consumer_leaves(made: bool) -> None:
+    built: list[int] = []
+    with Prefetcher(built.append, 100, 2, holds=True) as batches:
+        for taken, _ in enumerate(batches, start=1):
+            if taken == 5:
+                if made:
+                    batches.make_room()
+                break
+    assert built == list(range(7))
+    assert not prefetch_threads()
+
+
 def test_an_exception_reaches_the_consumer_as_it_was_raised() -> None:
     def build(index: int) -> int:
         if index == 2:

@@ -24,12 +24,17 @@ class Prefetcher(Generic[Batch]):
     consumer with its own cause. Use it as a context manager: leaving it stops the thread. What a consumer that
     leaves early had room for is still built, so that ranks which build together and leave at the same batch have
     built the same ones.
+
+    Taking a batch makes room for another. With ``holds`` only ``make_room`` does, or asking for the next batch: a
+    consumer that computes on the thread's own cores calls it when it starts to wait for others, and loses less.
     """
 
-    def __init__(self, build: Callable[[int], Batch], count: int, depth: int = 2) -> None:
+    def __init__(self, build: Callable[[int], Batch], count: int, depth: int = 2, *, holds: bool = False) -> None:
         self._build = build
         self._count = count
         self._depth = depth
+        self._holds = holds
+        self._owes_room = False
         self._ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         self._room = threading.Semaphore(depth)
         self._taken = 0
@@ -45,19 +50,29 @@ class Prefetcher(Generic[Batch]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end = min(self._count, self._taken + self._depth) if error is None else 0
+        self.make_room()
         self._room.release()
         self._thread.join(None if error is None else _PATIENCE_S)
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(self._count):
+            self.make_room()
             start = time.perf_counter()
             item = self._ready.get()
             self.stall_s += time.perf_counter() - start
             self._taken += 1
-            self._room.release()
+            self._owes_room = True
+            if not self._holds:
+                self.make_room()
             if isinstance(item, BaseException):
                 raise item
             yield item
+
+    def make_room(self) -> None:
+        """Let the thread go on, once for every batch taken."""
+        if self._owes_room:
+            self._owes_room = False
+            self._room.release()
 
     def _work(self) -> None:
         for index in range(self._count):

@@ -210,10 +210,10 @@ def _is_own(path: Path) -> bool:
 def _all_in_memory(system: Any, pieces: list[Pages]) -> bool:
     """Whether the first page of every piece is in memory, as far as this system can tell."""
     found = ctypes.c_ubyte()
+    told, size = ctypes.byref(found), ctypes.c_size_t(mmap.PAGESIZE)
     for first, _ in pieces:
-        for number in first.tolist():
-            place = ctypes.c_void_p(number * mmap.PAGESIZE)
-            if not system.mincore(place, ctypes.c_size_t(mmap.PAGESIZE), ctypes.byref(found)) and not found.value & 1:
+        for place in map(ctypes.c_void_p, (first * mmap.PAGESIZE).tolist()):
+            if not system.mincore(place, size, told) and not found.value & 1:
                 return False
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -48,8 +48,12 @@ class TrainStep:
         lr: float,
         stop_vote: bool = False,
         span: SpanOf = no_span,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """Train on this replica's micro-batches. ``num_targets`` counts the targets of the whole global batch."""
+        """Train on this replica's micro-batches. ``num_targets`` counts the targets of the whole global batch.
+
+        ``on_wait`` is called when the micro-batches are through, on cuda launched, and the other ranks are waited for.
+        """
         runner = self.parts.runner
         runner.train()
         runner.inbox = batch
@@ -59,6 +63,7 @@ class TrainStep:
             self.table.begin([part.nodes.rows for part in batch if part.nodes is not None])
         self.parts.pipeline.step(self.gradients.expect_last, span)
         runner.inbox = ()
+        on_wait()
         with span("link", "reduction"):
             self.gradients.reduce()
             if self.table is not None:

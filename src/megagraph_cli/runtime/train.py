@@ -135,9 +135,9 @@ class Trainer:
                 return builder.draw(self._share(order, first + index), epoch=epoch, view=0)
 
         self._last_read_s = time.perf_counter()
-        with Prefetcher(Begun(draw, builder.finish, count), count) as batches:
+        with Prefetcher(Begun(draw, builder.finish, count), count, holds=True) as batches:
             for index, batch in enumerate(batches):
-                self._one_step(batch, self._targets(order, first + index).size)
+                self._one_step(batch, self._targets(order, first + index).size, batches.make_room)
                 if self.stopped or self.at_last_step:
                     break
             self._read(lag=0)
@@ -158,7 +158,7 @@ class Trainer:
             self.plan.num_microbatches,
         )
 
-    def _one_step(self, batch: list[MicroBatch], num_targets: int) -> None:
+    def _one_step(self, batch: list[MicroBatch], num_targets: int, on_wait: Callable[[], None]) -> None:
         lr = learning_rate(
             self.state.step,
             steps_per_epoch=steps_per_epoch(self.num_train, self.batch_size),
@@ -177,6 +177,7 @@ class Trainer:
             lr=lr,
             stop_vote=stop_vote,
             span=self.tracer.span,
+            on_wait=on_wait,
         )
         if len(self.meter.step_s) < _METERED_STEPS:
             with metered(self.parts.device, holders=self.step.holders(device_batch)) as reading:
