@@ -8,9 +8,10 @@
 - plain: the same on Computers by scipy and numpy, node after node, as the published ANS-GT code does; the ratio.
 - stall: two CPU workers, 4 layers, d = 64, batch 1024, rows 17 and 64, pp = 2 and dp = 2 on Computers: what a step
   waits for its batch, and what a step takes more than with batches built beforehand.
-- chain: profile --quick, fit, search --gpus 2 --mem 8GB and 20 steps on the big graph, batch 1024; the same two
-  figures, and the most private memory that all workers held together at any moment. Once with the recipe for any graph
-  (4 layers), once with that for ogbn-products (16).
+- chain: profile --quick, fit, search --gpus 2 --mem 8GB and 20 steps on the big graph, batch 1024; the most private
+  memory that all workers held together at any moment; then the same two figures, of blocks of 20 steps in turn, with
+  the loader and with batches built beforehand. Once with the recipe for any graph (4 layers), once with that for
+  ogbn-products (16).
 - disk: 40 steps on the big graph, whose store is larger than the memory of LIMIT that the command and its workers may
   use, page cache included; beside the same without a limit. Needs root, and is left out
   unless it is asked for.
@@ -46,6 +47,7 @@ from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.graph.sequences import build_sequences
 from megagraph_cli.kernelcache import kernel_folder
 from megagraph_cli.units import parse_bytes
+from parts import in_turn
 from parts import plain as peer
 from parts.limit import forget, limited
 from parts.watch import Watch, is_worker, private_bytes, resident_bytes
@@ -54,10 +56,8 @@ PLAIN_TURNS = 5
 BIG = "synthetic:nodes=2449029,edges=61859140,features=100,classes=47"
 EVEN = np.full(4, 0.25)
 STEPS = 20
-STALL_TURNS, CHAIN_TURNS = (
-    2,
-    {"default": 7, "products": 5},
-)  # a machine's speed wanders by a tenth and more within a minute
+STALL_TURNS = 2
+CHAIN_PAIRS = {"default": 24, "products": 5}
 LIMIT = "2.2GB"
 ROOT = Path(os.environ.get("MGRAPH_DATA", Path.home() / ".cache/mgraph/data"))
 CACHE = Path(os.environ.get("MGRAPH_CACHE", Path.home() / ".cache/mgraph/graphs")).absolute()
@@ -154,7 +154,7 @@ def workload(dataset: str, num_sampled: int) -> Workload:
     )
 
 
-def compare(what: str, folder: Path, turns: int, bar: str = "") -> None:
+def compare(what: str, folder: Path, turns: int) -> None:
     """Steps of the plan in ``folder`` with the loader and with batches built beforehand, in turn; medians.
 
     Memory is watched in a run of its own: to add up a process's pages takes milliseconds in which it cannot map any.
@@ -169,7 +169,7 @@ def compare(what: str, folder: Path, turns: int, bar: str = "") -> None:
         ready.append(steps(folder, f"ready-{turn}", "parts.beforehand")[0])
     say(f"{what}: step, ms, median of {turns} runs", f"{1000 * median(loaded):.0f}")
     say("  of it, waiting for the batch", f"{median(waits):.1%}", "at most 5%")
-    say("  slower than with batches built beforehand", f"{median(loaded) / median(ready) - 1:.1%}", bar)
+    say("  slower than with batches built beforehand", f"{median(loaded) / median(ready) - 1:.1%}")
     say("  the same, least and most of the turns", " to ".join(f"{each - 1:.1%}" for each in ends(loaded, ready)))
     say(f"  most private memory of all workers, GB, of {seen.times} moments", f"{seen.most / 1e9:.2f}", "at most 8")
 
@@ -179,12 +179,12 @@ def ends(loaded: list[float], ready: list[float]) -> list[float]:
     return [ratios[0], ratios[-1]]
 
 
-def steps(folder: Path, run: str, worker: str) -> tuple[float, float]:
+def steps(folder: Path, run: str, worker: str, count: int = STEPS) -> tuple[float, float]:
     """(median step, mean wait for a batch) in seconds."""
     request = train.TrainRequest(
         folders=Folders(ROOT, CACHE),
         plan_path=folder / "plan.json",
-        max_steps=STEPS,
+        max_steps=count,
         run_dir=folder / run,
         worker=worker,
     )
@@ -194,7 +194,21 @@ def steps(folder: Path, run: str, worker: str) -> tuple[float, float]:
     return found.measured.step_s, found.data_stall_s
 
 
-def chain(big: str, recipe: str, turns: int) -> None:
+def compare_in_turn(folder: Path, pairs: int) -> None:
+    """What steps of the plan in ``folder`` take more with the loader than with batches built beforehand."""
+    steps(folder, "in-turn", "parts.in_turn", (2 * pairs + 1) * in_turn.BLOCK)
+    blocks = json.loads((folder / "in-turn" / in_turn.FILE).read_text(encoding="utf-8"))
+    ready, loaded = ([median(took) for took, _ in blocks[first : 2 * pairs : 2]] for first in (0, 1))
+    waits = [waited / sum(took) for took, waited in blocks[1::2]]
+    ratios = np.array(loaded) / np.array(ready) - 1
+    quarter, middle, three_quarters = np.quantile(ratios, [0.25, 0.5, 0.75])
+    say(f"  step, ms, median of {pairs} blocks", f"{1000 * median(loaded):.0f}")
+    say("  of it, waiting for the batch", f"{median(waits):.1%}", "at most 5%")
+    say("  slower than with batches built beforehand, median of pairs", f"{middle:.1%}", "at most 10%")
+    say("  the same, half of the pairs", f"{quarter:.1%} to {three_quarters:.1%}")
+
+
+def chain(big: str, recipe: str, pairs: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         start = time.perf_counter()
@@ -205,7 +219,10 @@ def chain(big: str, recipe: str, turns: int) -> None:
         say(f"recipe {recipe}: profile --quick, fit, search: seconds", f"{time.perf_counter() - start:.0f}")
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         say("  the plan", " ".join(f"{axis}={degree}" for axis, degree in plan["dims"].items()))
-        compare("the big graph", folder, turns, "at most 10%")
+        with Watch(private_bytes, is_worker) as seen:
+            steps(folder, "watched", train.orders.WORKER)
+        say(f"  most private memory of all workers, GB, of {seen.times} moments", f"{seen.most / 1e9:.2f}", "at most 8")
+        compare_in_turn(folder, pairs)
 
 
 def disk(big: str) -> None:
@@ -266,8 +283,8 @@ def main() -> None:
         elif part == "stall":
             stall()
         elif part == "chain":
-            for recipe, turns in CHAIN_TURNS.items():
-                chain(chosen.big, recipe, turns)
+            for recipe, pairs in CHAIN_PAIRS.items():
+                chain(chosen.big, recipe, pairs)
         elif part == "disk":
             disk(chosen.big)
         else:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from megagraph_cli.graph.feature_tables import FEATURES_DENSE, FEATURES_SPARSE
 from megagraph_cli.graph.half import half_value
 from megagraph_cli.graph.nibbles import OFFSET, digits_dot, plane_bytes, read_codes
-from megagraph_cli.graph.prefetch import prefetch
+from megagraph_cli.graph.prefetch import prefetch, prefetch_once
 from megagraph_cli.graph.streams import HALF, LOW, below, bits, uniform
 
 BLOCK = 4096
@@ -292,7 +292,7 @@ def _similar_coded(
                 # Undecided: read more of the same node.
                 if stage[b] == _UPPER:
                     for byte in range(plane, 2 * plane, _LINE):
-                        prefetch(flat, its * width + byte)
+                        prefetch_once(flat, its * width + byte)
                 else:
                     for column in range(0, x.shape[1], _ENTRIES):
                         prefetch(x, its * x.shape[1] + column)
@@ -321,7 +321,7 @@ def _similar_coded(
             level[b] = uniform(state, b)
             stage[b] = _UPPER
             for byte in range(0, plane, _LINE):
-                prefetch(flat, node[b] * width + byte)
+                prefetch_once(flat, node[b] * width + byte)
             active[going] = b
             going += 1
         window = going

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from megagraph_cli.graph.prefetch import prefetch
+from megagraph_cli.graph.prefetch import prefetch_once
 
 _AHEAD = 8
 """Rows that are under way together."""
@@ -19,7 +19,7 @@ _LINE = 64  # bytes of a cache line
 def _fetch(table: NDArray[Any], row: np.uint64, width: np.uint64, step: np.uint64) -> None:
     start = row * width
     for column in range(np.uint64(0), width, step):
-        prefetch(table, start + column)
+        prefetch_once(table, start + column)
 
 
 @njit(nogil=True, cache=True)
