@@ -50,24 +50,24 @@ def test_the_thread_runs_at_most_depth_batches_ahead_and_as_far_as_that(depth: i
     assert built == taken == 8
 
 
-def settled(built: list[int]) -> int:
-    """How many are built once nothing was added for a while."""
-    found = -1
-    while found < len(built):
-        found = len(built)
-        time.sleep(SETTLE_S)
-    return found
+def settled(built: list[int], least: int) -> int:
+    """How many are built once there are ``least`` and what is too early was given the time for it."""
+    end = time.monotonic() + PATIENCE_S
+    while len(built) < least and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(SETTLE_S / 2)
+    return len(built)
 
 
 def test_a_thread_that_is_held_builds_when_room_is_made_for_it() -> None:
     built: list[int] = []
     with Prefetcher(built.append, 6, 2, holds=True) as batches:
         for index, _ in enumerate(batches):
-            assert settled(built) == min(6, index + 2), "it went on before it was let"
+            assert settled(built, min(6, index + 2)) == min(6, index + 2), "it went on before it was let"
             if index % 2:  # every other time the consumer forgets
                 batches.make_room()
                 batches.make_room()
-                assert settled(built) == min(6, index + 3), "one more for every batch taken"
+                assert settled(built, min(6, index + 3)) == min(6, index + 3), "one more for every batch taken"
     assert built == list(range(6))
     assert not prefetch_threads()
 

@@ -30,9 +30,9 @@ _MAX_STEPS = 256  # a walk this long has probability 0.85^256 < 1e-18
 _MAX_PROPOSALS = 256
 _WINDOW = 24  # tries whose proposals are under way together
 _LINE = 64  # bytes of a cache line
-_ENTRY = 4  # bytes
+_ENTRY = 4  # bytes of a float32
 _ENTRIES = 16  # of four bytes in a cache line
-_ROW_LINES = 8  # of a row that are fetched before it is searched, a power of two
+_ROW_LINES = 8  # of a row that are fetched whole; of a longer one the entries at this many parts
 _ROUNDING = 2.0**-20  # more than float32 scales and norms can be wrong by, in a cosine
 _NOTHING, _UPPER, _LOWER, _ROWS = range(4)
 """What of a proposal is under way: nothing, the upper or the lower plane of its code, or its features."""
@@ -291,14 +291,14 @@ def _similar_coded(
             if not (settled or refused):
                 # Undecided: read more of the same node.
                 if stage[b] == _UPPER:
-                    for byte in range(plane, 2 * plane, _LINE):
+                    for byte in range(plane // _LINE * _LINE, 2 * plane, _LINE):
                         prefetch_once(flat, its * width + byte)
                 else:
                     for column in range(0, x.shape[1], _ENTRIES):
-                        prefetch(x, its * x.shape[1] + column)
+                        prefetch_once(x, its * x.shape[1] + column)
                         prefetch(x, target[b] * x.shape[1] + column)
                     for column in range(0, half.shape[1], 2 * _ENTRIES):
-                        prefetch(half, its * half.shape[1] + column)
+                        prefetch_once(half, its * half.shape[1] + column)
                         prefetch(half, target[b] * half.shape[1] + column)
                 stage[b] += 1
                 active[going] = b

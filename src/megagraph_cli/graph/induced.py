@@ -44,8 +44,8 @@ class Group(NamedTuple):
     ``ids`` int32 [G, K], ``num_members`` int64 [G], and ``slots`` int16 [G, .], which index them; ``starts`` and
     ``sizes`` int64 of their rows and ``hashes`` uint64 of their ids [G, K]; ``likely`` int64 [G, K + spare, 4] are
     pairs that the filters do not rule out, the member of the shorter row first, and where the search for the other
-    stands; ``num_likely`` int64 [G] how many. ``longs`` int64 [K] and ``long_rows`` uint64
-    [K, 3] are scratch.
+    stands; ``num_likely`` int64 [G] how many. ``longs`` int64 [K] and ``long_rows`` uint64 [K, 3], the start, size and
+    hash of the members that are not scanned, are scratch.
     """
 
     ids: NDArray[np.int32]
