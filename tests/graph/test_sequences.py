@@ -267,3 +267,17 @@ def test_wide_sequences_take_a_whole_graph() -> None:
         np.testing.assert_array_equal(bits[:300, :300], dense[np.ix_(nodes[:300], nodes[:300])])
         assert bits.sum() == bits[:300, :300].sum()
         assert sorted(set(sequences.supers[t].tolist()) - {-1}) == list(range(30))
+
+
+@pytest.mark.parametrize(("kind", "num_sampled"), [("wide", 8), ("sparse", 8), ("wide", 1024)])
+def test_targets_of_several_groups_are_drawn_as_each_alone(kind: str, num_sampled: int) -> None:
+    graph = random_graph(kind)
+    # Groups are of 128 targets, of 4 where sequences are long.
+    targets = np.resize(np.arange(graph.num_nodes), 300 if num_sampled < 100 else 10)
+    targets[[0, 3, -2]] = -1
+    targets[127:129] = -1
+    together = build(graph, targets, num_sampled=num_sampled)
+    for place in [0, 1, 4, 5, len(targets) // 2, len(targets) - 1, *range(120, min(140, len(targets)))]:
+        alone = build(graph, targets[place : place + 1], num_sampled=num_sampled)
+        for name in ("nodes", "arms", "supers", "node_bits", "coarse_bits"):
+            np.testing.assert_array_equal(getattr(together, name)[place], getattr(alone, name)[0])
