@@ -16,10 +16,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from megagraph_cli.graph.arms import BLOCK, draw_block, fetch_rows, fetch_target, make_block, walk
+from megagraph_cli.graph.arms import draw_block, fetch_rows, fetch_target, walk
 from megagraph_cli.graph.borrowed import borrowed, keep
 from megagraph_cli.graph.slots import add_member, make_slots
 from megagraph_cli.graph.streams import sequence_key, start_stream, uniform
+from megagraph_cli.graph.tries import BLOCK, make_block
 
 _NODES = 0
 _SUPERS = 1
@@ -205,8 +206,8 @@ def draw_slice(
     """
     group, shift = _make_group(max(nodes.shape[1], supers.shape[1]))
     unused = np.zeros((group.size.shape[0], supers.shape[1]), dtype=np.int8)
-    columns = max(g.feature_x.shape[1], g.feature_half.shape[1])
-    made = (group, make_block(columns), unused)
+    coded = max(g.feature_x.shape[1], g.feature_half.shape[1]) if g.feature_code.shape[0] > 0 else 0
+    made = (group, make_block(coded), unused)
     asked, rows = borrowed((targets, key, weights)), borrowed((nodes, arms, supers))
     _draw(borrowed(g), borrowed(made), shift, asked, max_tries, rows)
     keep(made)

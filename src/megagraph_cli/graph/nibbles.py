@@ -20,8 +20,10 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-CODE_TAIL = 12
-"""Bytes of scale and errors at the end of the upper plane."""
+SCALE, UPPER_ERROR, ERROR = -3, -2, -1
+"""Where in float32 before the end of the upper plane a row's scale is, and how far the row may be from what the upper
+plane tells, and from what both do."""
+_TAIL = 12  # bytes of these
 LARGEST_CODE = 119
 """The largest code whose upper digit is at most 7."""
 OFFSET = 8
@@ -36,7 +38,7 @@ _BYTES, _PAIRS, _WORDS = (ir.VectorType(ir.IntType(bits), _LANES) for bits in (8
 @njit(nogil=True, cache=True)
 def plane_bytes(columns: int) -> int:
     """Bytes of a plane of a row of so many features: with room for the tail, a multiple of 16."""
-    return ((columns + 1) // 2 + CODE_TAIL + _LANES - 1) // _LANES * _LANES
+    return ((columns + 1) // 2 + _TAIL + _LANES - 1) // _LANES * _LANES
 
 
 @njit(nogil=True, cache=True)

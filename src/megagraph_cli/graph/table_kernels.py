@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from megagraph_cli.graph.nibbles import LARGEST_CODE, OFFSET, plane_bytes, write_digits
+from megagraph_cli.graph.nibbles import ERROR, LARGEST_CODE, OFFSET, SCALE, UPPER_ERROR, plane_bytes, write_digits
 
 _ONE = 4294967296.0  # 2^32, the whole of a row in fixed point
 
@@ -76,9 +76,9 @@ def write_codes(
             square += (value - np.float64(scale) * codes[column]) ** 2
             coarse += (value - np.float64(scale) * (codes[column] + OFFSET >> 4 << 4)) ** 2
         write_digits(codes, code[row])
-        tail[row, end - 3] = scale
-        tail[row, end - 2] = np.sqrt(coarse) * (1.0 + 1e-6)  # float32 rounds by less
-        tail[row, end - 1] = np.sqrt(square) * (1.0 + 1e-6)
+        tail[row, end + SCALE] = scale
+        tail[row, end + UPPER_ERROR] = np.sqrt(coarse) * (1.0 + 1e-6)  # float32 rounds by less
+        tail[row, end + ERROR] = np.sqrt(square) * (1.0 + 1e-6)
 
 
 @njit(nogil=True, cache=True)
