@@ -13,6 +13,7 @@ import os
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,11 @@ from tiny import graph_of, random_adjacency, random_features, random_graph, raw_
 
 from megagraph_cli.graph import streams
 from megagraph_cli.graph.draws import draw_slice
-from megagraph_cli.graph.graph import Graph, SparseFeatures
+from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
 from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.graph.sampler import ARMS, sampling_arrays
-from megagraph_cli.graph.sequences import build_sequences
+from megagraph_cli.graph.sequences import Sequences, build_sequences
+from megagraph_cli.graph.tables import build_tables
 
 TOLERANCE = 0.02
 MAX_TRIES = 512
@@ -85,20 +87,50 @@ def test_arm_follows_its_distribution(arm: int, kind: str) -> None:
     assert total_variation(got, expected).max() <= TOLERANCE
 
 
-def test_coded_rows_decide_as_the_rows_themselves_would() -> None:
-    graph = random_graph("wide", num_nodes=60)
+def assert_codes_change_nothing(graph: Graph, num_sampled: int) -> Sequences:
+    """Sequences by similarity, the same with coded rows and without."""
     plain = replace(graph, tables={name: t for name, t in graph.tables.items() if name != "feature_code"})
-    targets = np.arange(graph.num_nodes)
     assert "feature_code" in graph.tables
-    np.testing.assert_array_equal(first_draws(graph, targets, only(3), 300), first_draws(plain, targets, only(3), 300))
-    # Long sequences: more tries in a round than have their proposals under way together.
+    targets = np.arange(graph.num_nodes)
     coded, uncoded = (
         build_sequences(
-            g, targets, num_sampled=30, num_super=0, weights=only(3), rng_seed=5, epoch=0, view=0, threads=1
+            g, targets, num_sampled=num_sampled, num_super=0, weights=only(3), rng_seed=5, epoch=0, view=0, threads=1
         )
         for g in (graph, plain)
     )
     np.testing.assert_array_equal(coded.nodes, uncoded.nodes)
+    return coded
+
+
+def test_coded_rows_decide_as_the_rows_themselves_would() -> None:
+    graph = random_graph("wide", num_nodes=60)
+    plain = replace(graph, tables={name: t for name, t in graph.tables.items() if name != "feature_code"})
+    targets = np.arange(graph.num_nodes)
+    np.testing.assert_array_equal(first_draws(graph, targets, only(3), 300), first_draws(plain, targets, only(3), 300))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("columns", [32, 33, 41, 64, 100, 129, 200])
+def test_codes_change_nothing_whatever_their_width(columns: int, dtype: type[np.floating[Any]]) -> None:
+    graph = random_graph("none", num_nodes=300)
+    x = np.random.default_rng(columns).normal(size=(graph.num_nodes + graph.num_clusters, columns))
+    x[:, 0] *= 5.0  # entries of different sizes
+    graph = replace(graph, features=DenseFeatures(x.astype(dtype)))
+    # More tries in a round than have their proposals under way together.
+    found = assert_codes_change_nothing(replace(graph, tables=build_tables(graph)), 30)
+    assert (found.nodes >= 0).all()
+
+
+def test_a_try_that_finds_nothing_similar_ends_and_the_next_take_its_place() -> None:
+    graph = random_graph("none", num_nodes=300)
+    x = np.random.default_rng(0).normal(size=(graph.num_nodes + graph.num_clusters, 40))
+    x[:, 0] = np.abs(x[:, 0])
+    x[9] = 0.0
+    x[9, 0] = -1.0  # unlike all others: 256 proposals are refused, or it meets itself
+    graph = replace(graph, features=DenseFeatures(x.astype(np.float32)))
+    found = assert_codes_change_nothing(replace(graph, tables=build_tables(graph)), 8)
+    assert (found.nodes[9, 1:] == -1).all()
+    assert (np.delete(found.nodes, 9, axis=0) >= 0).all()
 
 
 def mixture(arms: NDArray[np.float64], target: int, weights: NDArray[np.float64]) -> NDArray[np.float64]:
