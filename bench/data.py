@@ -198,6 +198,7 @@ def compare_in_turn(folder: Path, pairs: int) -> None:
     """What steps of the plan in ``folder`` take more with the loader than with batches built beforehand."""
     steps(folder, "in-turn", "parts.in_turn", (2 * pairs + 1) * in_turn.BLOCK)
     blocks = json.loads((folder / "in-turn" / in_turn.FILE).read_text(encoding="utf-8"))
+    assert len(blocks) == 2 * pairs, "an epoch must hold all steps"  # the last block is left at its last step
     ready, loaded = ([median(took) for took, _ in blocks[first : 2 * pairs : 2]] for first in (0, 1))
     waits = [waited / sum(took) for took, waited in blocks[1::2]]
     ratios = np.array(loaded) / np.array(ready) - 1

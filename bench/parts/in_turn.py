@@ -1,4 +1,4 @@
-"""The training worker with blocks of steps in turn: with batches built before the first step, and with the loader.
+"""The training worker with blocks of steps in turn: with batches built before the block, and with the loader.
 
 A machine's speed wanders by a tenth and more within a minute, which is as much as what is to be measured: steps of both
 kinds therefore lie seconds apart, in one process. Each rank writes the seconds of its steps into the run folder.
@@ -26,7 +26,8 @@ FILE = "blocks-0.json"
 
 
 class InTurn:
-    """Hands out ``count`` batches: those of even blocks are built on entry, those of odd ones by a Prefetcher."""
+    """Hands out ``count`` batches in order: those of even blocks are built before the first of them is, those of odd
+    ones by a Prefetcher."""
 
     most = 0
     blocks: list[tuple[list[float], float]]
@@ -38,12 +39,10 @@ class InTurn:
         InTurn.blocks = []
 
     def __enter__(self) -> Self:
-        starts = range(0, self._count, 2 * BLOCK)
-        self._ready = {first: [self._build(index) for index in self._block(first)] for first in starts}
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._ready = {}
+        pass
 
     def make_room(self) -> None:
         """As a Prefetcher's."""
@@ -52,16 +51,13 @@ class InTurn:
 
     def __iter__(self) -> Iterator[Any]:
         for first in range(0, self._count, BLOCK):
-            if first in self._ready:
-                yield from self._timed(self._ready.pop(first))
+            if first // BLOCK % 2 == 0:
+                yield from self._timed([self._build(index) for index in range(first, min(first + BLOCK, self._count))])
                 continue
             with Prefetcher(lambda index, first=first: self._build(first + index), BLOCK, **self._options) as loader:
                 self._loader = loader
                 yield from self._timed(loader)
             self._loader = None
-
-    def _block(self, first: int) -> range:
-        return range(first, min(first + BLOCK, self._count))
 
     def _timed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches; the steps between them are entered in ``blocks`` once all were taken."""

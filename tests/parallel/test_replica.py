@@ -59,8 +59,11 @@ def batches_agree(rank: int) -> None:
     assert replica_peers(ParallelDims(2, 1, 1), AXES, 2, timedelta(seconds=30)) is None
 
 
-def leaves_early(rank: int) -> list[int]:
-    """Leave after the third batch, with the loader of rank 1 far behind that of rank 0; the numbers begun."""
+def leaves_early(rank: int, holds: bool) -> list[int]:
+    """Leave after the third batch, with the loader of rank 1 far behind that of rank 0; the numbers begun.
+
+    With ``holds``, rank 1 alone makes room before it asks for the next batch.
+    """
     builder = builder_of(ParallelDims(2, 1, 1))
     begun = []
 
@@ -70,8 +73,10 @@ def leaves_early(rank: int) -> list[int]:
         begun.append(index)
         return builder.draw(targets_of(index), epoch=1, view=0)
 
-    with Prefetcher(Begun(draw, builder.finish, 20), 20, DEPTH) as batches:  # type: ignore[arg-type]
+    with Prefetcher(Begun(draw, builder.finish, 20), 20, DEPTH, holds=holds) as batches:  # type: ignore[arg-type]
         for index, _ in enumerate(batches):
+            if rank == 1:
+                batches.make_room()
             if index == 2:
                 break
     return begun
@@ -106,6 +111,7 @@ def test_batches_built_together_are_those_built_alone() -> None:
 
 
 @pytest.mark.ranks
-def test_ranks_that_leave_early_together_have_built_the_same_batches() -> None:
+@pytest.mark.parametrize("holds", [False, True])
+def test_ranks_that_leave_early_together_have_built_the_same_batches(holds: bool) -> None:
     # Three taken, DEPTH ahead, and one begun before the last of these is ended.
-    assert run_ranks(2, leaves_early, deadline_s=60) == [list(range(3 + DEPTH + 1))] * 2
+    assert run_ranks(2, leaves_early, holds, deadline_s=60) == [list(range(3 + DEPTH + 1))] * 2

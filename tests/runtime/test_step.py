@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -58,6 +60,27 @@ def plainly(train: TrainStep, grad_clip: float, steps: int) -> tuple[list[float]
             torch.nn.utils.clip_grad_norm_(stage.parameters(), grad_clip)
         optimizer.step()
     return losses, norms, dict(stage.named_parameters())
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_next_batch_may_be_built_from_when_the_passes_are_done_and_before_others_are_waited_for() -> None:
+    train, order = make(num_microbatches=2), []
+    passes, reduce = train.parts.pipeline.step, train.gradients.reduce
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arguments: Any) -> Any:
+            result = call(*arguments)
+            order.append(name)
+            return result
+
+        return noting
+
+    with (
+        mock.patch.object(type(train.parts.pipeline), "step", staticmethod(noted("passes", passes))),
+        mock.patch.object(train.gradients, "reduce", noted("reduced", reduce)),
+    ):
+        run(train, on_wait=lambda: order.append("wait"))
+    assert order == ["passes", "wait", "reduced"]
 
 
 @pytest.mark.usefixtures("alone")

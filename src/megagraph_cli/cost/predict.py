@@ -206,7 +206,8 @@ class Predictor:
 
     @property
     def host_shares_cores(self) -> bool:
-        """On a CPU the next batch is built by the cores that compute this one: overlap hides none of it."""
+        """On a CPU the next batch is built by the cores that compute this one: only what a rank waits for others, with
+        which that begins, hides any of it."""
         return self.cost_model.machine.device == "cpu"
 
     def host_s(self, setting: Setting) -> float:
