@@ -18,18 +18,18 @@ from megagraph_cli.graph.nibbles import (
     write_digits,
 )
 
-COLUMNS = [1, 7, 32, 39, 100, 129]
+COLUMNS = [1, 7, 32, 39, 100, 129, 192, 300]
 
 
 @njit
 def _products(flat: NDArray[np.uint8], width: int, columns: int, row: int, rows: int) -> Any:
     plane = plane_bytes(columns)
-    codes = np.zeros(2 * plane, dtype=np.int16)
-    total = OFFSET * read_codes(flat, row * width, columns, codes, 0)
+    codes = np.zeros(3 + 2 * plane, dtype=np.int8)
+    total = OFFSET * read_codes(flat, row * width, codes, 3, columns, plane)
     found = np.empty((rows, 2), dtype=np.int64)
     for other in range(rows):
-        found[other, 0] = digits_dot(flat, other * width, codes, 0, plane) - total
-        found[other, 1] = digits_dot(flat, other * width + plane, codes, 0, plane) - total
+        found[other, 0] = digits_dot(flat, other * width, codes, 3, plane) - total
+        found[other, 1] = digits_dot(flat, other * width + plane, codes, 3, plane) - total
     return found
 
 
@@ -58,14 +58,26 @@ def test_products_of_the_planes_are_the_integers_sums(columns: int) -> None:
         )
 
 
+@njit
+def _read(flat: NDArray[np.uint8], place: int, columns: int, codes: NDArray[np.int8]) -> int:
+    return int(read_codes(flat, place, codes, 1, columns, plane_bytes(columns)))
+
+
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_codes_are_read_as_they_were_written(columns: int) -> None:
     codes, planes = _rows(columns)
-    upper, half = plane_bytes(columns), (columns + 1) // 2
-    found = np.zeros(2 * upper, dtype=np.int16)
+    plane, half = plane_bytes(columns), (columns + 1) // 2
+    found = np.empty(2 * plane + 2, dtype=np.int8)
     for row in range(50):
-        total = read_codes(planes.reshape(-1), row * planes.shape[1], columns, found, 0)
-        np.testing.assert_array_equal(np.concatenate((found[:half], found[upper : upper + columns - half])), codes[row])
-        assert total == codes[row].sum()
-        assert not found[half:upper].any()
-        assert not found[upper + columns - half :].any()
+        found[:] = 77
+        assert _read(planes.reshape(-1), row * planes.shape[1], columns, found) == codes[row].sum()
+        assert found[0] == found[-1] == 77
+        # Blocks of 64 bytes of a plane, then of 16: the codes of a block's lower halves, those of its upper halves.
+        wide = plane // 64 * 64
+        blocks = [(at, 64) for at in range(0, wide, 64)] + [(at, 16) for at in range(wide, plane, 16)]
+        first, second = (
+            np.concatenate([found[1 + 2 * at + side * size :][:size] for at, size in blocks]) for side in (0, 1)
+        )
+        np.testing.assert_array_equal(np.concatenate((first[:half], second[: columns - half])), codes[row])
+        assert not first[half:].any()
+        assert not second[columns - half :].any()

@@ -40,37 +40,36 @@ def _prefetch_row(array: Any, start: int, stop: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def walk(block: Any, count: int, indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> None:
-    """Move the first ``count`` active tries to the ends of uniform walks of t steps, P(t) = 0.15 * 0.85^t.
+def walk(block: Any, active: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> None:
+    """Move the active tries, of which it makes scratch, to the ends of uniform walks of t steps, P(t) = 0.15 * 0.85^t.
 
     The node that a walk starts at must have a neighbour.
     """
-    active, node, place, state = block.active, block.node, block.place, block.state
+    node, place, state, count = block.node, block.place, block.state, np.uint64(active.shape[0])
     for _ in range(_MAX_STEPS):
-        going = 0
-        for i in range(np.uint64(count)):
+        going = np.uint64(0)
+        for i in range(count):
             b = np.uint64(active[i])
             word = bits(state, b)
-            if word & LOW >= _RESTART:
-                here = np.uint64(node[b])
-                start = indptr[here]
-                place[going] = start + below(word, np.uint64(indptr[here + _ONE] - start))
-                prefetch(indices, place[going])
-                active[going] = b
-                going += 1
+            here = np.uint64(node[b])
+            start = indptr[here]
+            place[going] = start + below(word, np.uint64(indptr[here + _ONE] - start))
+            prefetch(indices, place[going])
+            active[going] = b
+            going += np.uint64(word & LOW >= _RESTART)  # else the next takes its place: no branch to be guessed
         count = going
         if count == 0:
             break
-        for i in range(np.uint64(count)):
+        for i in range(count):
             there = indices[np.uint64(place[i])]
             node[np.uint64(active[i])] = there
             prefetch(indptr, there)
 
 
 @njit(nogil=True, cache=True)
-def _neighbours(g: Any, block: Any, count: int) -> None:
+def _neighbours(g: Any, block: Any, active: NDArray[np.int64]) -> None:
     """Nodes of the targets' rows of A^ for the active tries."""
-    active, place = block.active, block.place
+    place, count = block.place, active.shape[0]
     for i in range(count):
         b = active[i]
         target = block.target[b]
@@ -81,9 +80,9 @@ def _neighbours(g: Any, block: Any, count: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _two_steps(g: Any, block: Any, count: int) -> None:
+def _two_steps(g: Any, block: Any, active: NDArray[np.int64]) -> None:
     """Nodes of the targets' rows of A^^2 for the active tries: two steps over closed neighbourhoods."""
-    active, node, place, state = block.active, block.node, block.place, block.state
+    node, place, state, count = block.node, block.place, block.state, active.shape[0]
     for i in range(count):
         b = active[i]
         place[i] = -1
@@ -114,43 +113,54 @@ def _two_steps(g: Any, block: Any, count: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _gather(block: Any, size: int, arm: int) -> int:
-    """List the tries of one arm as active and count them."""
-    count = 0
-    for b in range(size):
-        if block.arm[b] == arm:
-            block.active[count] = b
-            count += 1
-    return count
+def _sort_by_arm(block: Any, size: int) -> tuple[int, int, int]:
+    """List the tries as active, those of an arm together; where the second, third and fourth arm's begin."""
+    starts = block.starts
+    starts[:] = 0
+    for b in range(np.uint64(size)):
+        for arm in range(1, 4):
+            starts[arm] += block.arm[b] < arm
+    second, third, fourth = starts[1], starts[2], starts[3]
+    for b in range(np.uint64(size)):
+        own = np.uint64(block.arm[b])
+        block.active[np.uint64(starts[own])] = b
+        starts[own] += 1
+    return second, third, fourth
 
 
 @njit(nogil=True, cache=True)
-def fetch_target(g: Any, target: int) -> None:
-    """Have on its way what is known of a target itself."""
-    prefetch(g.indptr, target)
-    prefetch(g.closed_stay, target)
-    if g.feature_norm.shape[0] > 0:
-        prefetch(g.feature_norm, target)
+def fetch_targets(g: Any, targets: NDArray[np.int64]) -> None:
+    """Have on its way what is known of some targets themselves."""
     width = g.feature_code.shape[1] if g.feature_code.shape[0] > 0 else 0
-    for byte in range(0, width, _LINE):
-        prefetch(g.feature_code, target * width + byte)
+    for target in targets:
+        if target < 0:
+            continue
+        prefetch(g.indptr, target)
+        prefetch(g.closed_stay, target)
+        if g.feature_norm.shape[0] > 0:
+            prefetch(g.feature_norm, target)
+        for byte in range(0, width, _LINE):
+            prefetch(g.feature_code, target * width + byte)
 
 
 @njit(nogil=True, cache=True)
-def fetch_rows(g: Any, target: int) -> None:
-    """Have the rows of a target on their way."""
-    start, stop = g.indptr[target], g.indptr[target + 1]
-    _prefetch_row(g.edge_cdf, start, stop)
-    _prefetch_row(g.closed_edge_cdf, start, stop)
-    _prefetch_row(g.indices, start, stop)
+def fetch_rows(g: Any, targets: NDArray[np.int64]) -> None:
+    """Have the rows of some targets on their way."""
+    for target in targets:
+        if target >= 0:
+            start, stop = g.indptr[target], g.indptr[target + 1]
+            _prefetch_row(g.edge_cdf, start, stop)
+            _prefetch_row(g.closed_edge_cdf, start, stop)
+            _prefetch_row(g.indices, start, stop)
 
 
 @njit(nogil=True, cache=True)
-def draw_block(g: Any, block: Any, size: int) -> None:
+def draw_block(g: Any, block: Any, seats: Any, size: int) -> None:
     """What the first ``size`` tries draw for their targets from their arms, none of which is empty for them: perhaps
     the target itself, or -1 (a dead end)."""
     block.node[:size] = block.target[:size]
-    _neighbours(g, block, _gather(block, size, 1))
-    _two_steps(g, block, _gather(block, size, 2))
-    walk(block, _gather(block, size, 0), g.indptr, g.indices)
-    similar(g, block, _gather(block, size, 3))
+    second, third, fourth = _sort_by_arm(block, size)
+    _neighbours(g, block, block.active[second:third])
+    _two_steps(g, block, block.active[third:fourth])
+    walk(block, block.active[:second], g.indptr, g.indices)
+    similar(g, block, seats, block.active[fourth:size])

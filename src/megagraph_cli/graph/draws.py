@@ -16,8 +16,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from megagraph_cli.graph.arms import draw_block, fetch_rows, fetch_target, walk
+from megagraph_cli.graph.arms import draw_block, fetch_rows, fetch_targets, walk
 from megagraph_cli.graph.borrowed import borrowed, keep
+from megagraph_cli.graph.coded import make_seats
 from megagraph_cli.graph.slots import add_member, make_slots
 from megagraph_cli.graph.streams import sequence_key, start_stream, uniform
 from megagraph_cli.graph.tries import BLOCK, make_block
@@ -56,7 +57,7 @@ def _make_group(capacity: int) -> tuple[Any, np.uint64]:
         np.zeros(size, np.int64),
         np.zeros(size, np.int64),
         np.zeros((size, 4)),
-        np.full((size, slots.shape[0]), -1, dtype=np.int16),
+        np.empty((size, slots.shape[0]), np.int16),
     )
     return group, shift
 
@@ -77,25 +78,33 @@ def _begin_round(group: Any, block: Any, members: int, width: int, max_tries: in
 
 
 @njit(nogil=True, cache=True)
-def _cumulate_arms(g: Any, target: int, weights: NDArray[np.float64], cumulated: NDArray[np.float64]) -> int:
-    """Running sums of the weights of the arms that can give this target anything; the last arm among them."""
-    linked = g.indptr[target + 1] > g.indptr[target]
-    described = g.feature_kind > 0 and g.feature_norm[target] > 0.0
-    running, last = 0.0, -1
-    for arm in range(4):
-        if weights[arm] > 0.0 and (described if arm == 3 else linked):
-            running += weights[arm]
-            last = arm
-        cumulated[arm] = running
-    return last
+def _cumulate_arms(
+    g: Any,
+    targets: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    cumulated: NDArray[np.float64],
+    last: NDArray[np.int64],
+) -> None:
+    """Running sums of the weights of the arms that can give each target anything; the last arm among them."""
+    for j in range(targets.shape[0]):
+        target, running = targets[j], 0.0
+        last[j] = -1
+        if target < 0:
+            continue
+        linked = g.indptr[target + 1] > g.indptr[target]
+        described = g.feature_kind > 0 and g.feature_norm[target] > 0.0
+        for arm in range(4):
+            if weights[arm] > 0.0 and (described if arm == 3 else linked):
+                running += weights[arm]
+                last[j] = arm
+            cumulated[j, arm] = running
 
 
 @njit(nogil=True, cache=True)
 def _pick_arm(point: float, cumulated: NDArray[np.float64], last: int) -> int:
-    arm = 0
-    while arm < last and cumulated[arm] <= point:
-        arm += 1
-    return arm
+    # Counted, not searched: which arm it is cannot be foreseen, and a branch would be guessed wrongly.
+    passed = int(cumulated[0] <= point) + int(cumulated[1] <= point) + int(cumulated[2] <= point)
+    return passed if passed < last else last
 
 
 @njit(nogil=True, cache=True)
@@ -118,6 +127,7 @@ def _end_round(group: Any, block: Any, shift: np.uint64, rows: NDArray[np.int32]
 def _draw_nodes(
     g: Any,
     block: Any,
+    seats: Any,
     group: Any,
     shift: np.uint64,
     targets: NDArray[np.int64],
@@ -129,15 +139,13 @@ def _draw_nodes(
 ) -> None:
     """Fill the rows of ``nodes`` with the targets and distinct draws; the rest keeps its padding."""
     members, width = nodes.shape
+    fetch_targets(g, targets)
+    fetch_rows(g, targets)
+    _cumulate_arms(g, targets, weights, group.cumulated, group.last)
     for j in range(members):
+        group.tries[j], group.drawn[j] = 0, 0
         if targets[j] >= 0:
-            fetch_target(g, targets[j])
-    for j in range(members):
-        group.last[j], group.tries[j], group.drawn[j] = -1, 0, 0
-        if targets[j] >= 0:
-            fetch_rows(g, targets[j])
             group.key[j] = sequence_key(key, targets[j], _NODES)
-            group.last[j] = _cumulate_arms(g, targets[j], weights, group.cumulated[j])
             group.slots[j, :] = -1
             group.drawn[j] = 1 + add_member(group.slots[j], shift, nodes[j], 0, np.int32(targets[j]))
     total = _begin_round(group, block, members, width, max_tries)
@@ -149,7 +157,7 @@ def _draw_nodes(
                 point = uniform(block.state, b) * group.cumulated[j, 3]
                 block.arm[b] = _pick_arm(point, group.cumulated[j], group.last[j])
                 b += 1
-        draw_block(g, block, total)
+        draw_block(g, block, seats, total)
         _end_round(group, block, shift, nodes, arms)
         total = _begin_round(group, block, members, width, max_tries)
 
@@ -184,7 +192,7 @@ def _draw_supers(
             for _ in range(group.size[j]):
                 block.active[b], block.node[b] = b, supers[j, 0]
                 b += 1
-        walk(block, total, g.coarse_indptr, g.coarse_indices)
+        walk(block, block.active[:total], g.coarse_indptr, g.coarse_indices)
         _end_round(group, block, shift, supers, arms)
         total = _begin_round(group, block, members, width, max_tries)
 
@@ -207,7 +215,7 @@ def draw_slice(
     group, shift = _make_group(max(nodes.shape[1], supers.shape[1]))
     unused = np.zeros((group.size.shape[0], supers.shape[1]), dtype=np.int8)
     coded = max(g.feature_x.shape[1], g.feature_half.shape[1]) if g.feature_code.shape[0] > 0 else 0
-    made = (group, make_block(coded), unused)
+    made = (group, make_block(), make_seats(coded), unused)
     asked, rows = borrowed((targets, key, weights)), borrowed((nodes, arms, supers))
     _draw(borrowed(g), borrowed(made), shift, asked, max_tries, rows)
     keep(made)
@@ -216,11 +224,11 @@ def draw_slice(
 @njit(nogil=True, cache=True)
 def _draw(g: Any, made: Any, shift: np.uint64, asked: Any, max_tries: int, rows: Any) -> None:
     """Group after group: ``made`` is scratch, ``asked`` and ``rows`` are what ``draw_slice`` is given."""
-    (group, block, unused), (targets, key, weights), (nodes, arms, supers) = made, asked, rows
+    (group, block, seats, unused), (targets, key, weights), (nodes, arms, supers) = made, asked, rows
     together = group.size.shape[0]
     for start in range(0, targets.shape[0], together):
         stop = min(start + together, targets.shape[0])
         own = targets[start:stop]
-        _draw_nodes(g, block, group, shift, own, key, weights, max_tries, nodes[start:stop], arms[start:stop])
+        _draw_nodes(g, block, seats, group, shift, own, key, weights, max_tries, nodes[start:stop], arms[start:stop])
         if supers.shape[1] > 0:
             _draw_supers(g, block, group, shift, own, key, max_tries, supers[start:stop], unused)

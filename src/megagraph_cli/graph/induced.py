@@ -18,9 +18,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from megagraph_cli.graph.borrowed import borrowed, keep
+from megagraph_cli.graph.choice import either
 from megagraph_cli.graph.filters import filter_bit, hash_id
 from megagraph_cli.graph.prefetch import prefetch
 from megagraph_cli.graph.slots import add_member, find_slot, make_slots
+from megagraph_cli.graph.streams import Place
 
 _GROUP = 8
 """Sequences that are taken together."""
@@ -33,8 +35,6 @@ _SCANNED_PER_MEMBER = 2
 _LINE = 64  # bytes of a cache line
 _ENTRIES = 16  # of four bytes in a cache line
 _FETCHED_LINES = 8  # of a row or filter that are fetched whole
-_LAST_ENTRIES = 16
-"""So few entries are looked at one after another: they lie in a line or two."""
 _NONE, _ONE, _THREE, _SEVEN = np.uint64(0), np.uint64(1), np.uint64(3), np.uint64(7)
 
 
@@ -86,39 +86,42 @@ def _set_bit(bits: NDArray[np.uint8], row: int, column: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _list_nodes(g: Any, out: Any, t: int, group: Any, j: int, shift: np.uint64) -> None:
-    """List the nodes of sequence ``t``."""
-    nodes = out.nodes[t]
-    group.slots[j, :] = -1
-    count = 0
-    while count < nodes.shape[0] and nodes[count] >= 0:
-        node = nodes[count]
-        add_member(group.slots[j], shift, group.ids[j], count, node)
-        prefetch(g.indptr, node)
-        prefetch(g.clusters, node)
-        count += 1
-    group.num_members[j] = count
+def _list_nodes(g: Any, out: Any, first: int, size: int, group: Any, shift: np.uint64) -> None:
+    """List the nodes of ``size`` sequences from ``first`` on."""
+    group.slots[:size] = -1
+    for j in range(size):
+        nodes, slots, ids = out.nodes[first + j], group.slots[j], group.ids[j]
+        count = 0
+        while count < nodes.shape[0] and nodes[count] >= 0:
+            node = nodes[count]
+            add_member(slots, shift, ids, count, node)
+            prefetch(g.indptr, node)
+            prefetch(g.clusters, node)
+            count += 1
+        group.num_members[j] = count
 
 
 @njit(nogil=True, cache=True)
-def _list_clusters(g: Any, out: Any, t: int, nodes: Any, group: Any, j: int, shift: np.uint64) -> None:
-    """List the distinct clusters of sequence ``t``, in order of first appearance."""
-    group.slots[j, :] = -1
-    count = 0
+def _list_clusters(g: Any, out: Any, first: int, size: int, nodes: Any, group: Any, shift: np.uint64) -> None:
+    """List the distinct clusters of ``size`` sequences from ``first`` on, in order of first appearance."""
+    group.slots[:size] = -1
     width = out.nodes.shape[1]
-    for place in range(width + out.supers.shape[1]):
-        cluster = out.supers[t, place - width] if place >= width else np.int32(-1)
-        if place < nodes.num_members[j]:
-            cluster = g.clusters[nodes.ids[j, place]]
-        if cluster < 0:
-            continue
-        position = add_member(group.slots[j], shift, group.ids[j], count, cluster)
-        out.coarse_index[t, place] = position
-        if position == count:
-            prefetch(g.coarse_indptr, cluster)
-            prefetch(g.cluster_scale, cluster)
-            count += 1
-    group.num_members[j] = count
+    for j in range(size):
+        members, supers, places = nodes.ids[j], out.supers[first + j], out.coarse_index[first + j]
+        slots, ids, count = group.slots[j], group.ids[j], 0
+        for place in range(width + supers.shape[0]):
+            cluster = supers[place - width] if place >= width else np.int32(-1)
+            if place < nodes.num_members[j]:
+                cluster = g.clusters[members[place]]
+            if cluster < 0:
+                continue
+            position = add_member(slots, shift, ids, count, cluster)
+            places[place] = position
+            if position == count:
+                prefetch(g.coarse_indptr, cluster)
+                prefetch(g.cluster_scale, cluster)
+                count += 1
+        group.num_members[j] = count
 
 
 @njit(nogil=True, cache=True)
@@ -127,32 +130,33 @@ def _find_rows(
     indices: NDArray[np.int32],
     filters: NDArray[np.uint8],
     group: Any,
-    j: int,
+    size: int,
 ) -> None:
     """Look up where the members' rows lie, have on their way what will be read of them."""
-    count, starts, sizes, hashes = group.num_members[j], group.starts[j], group.sizes[j], group.hashes[j]
-    for a in range(count):
-        member = np.uint64(group.ids[j, a])
-        starts[a] = indptr[member]
-        sizes[a] = indptr[member + _ONE] - starts[a]
-        hashes[a] = hash_id(member)
-    num_longs = 0
-    for a in range(count):
-        if sizes[a] > _SCANNED_PER_MEMBER * count:
-            group.longs[num_longs] = a
-            num_longs += 1
-    for a in range(count):
-        start, stop = starts[a], starts[a] + sizes[a]
-        if sizes[a] <= _SCANNED_PER_MEMBER * count:
-            for entry in range(start // _ENTRIES * _ENTRIES, stop, _ENTRIES):
-                prefetch(indices, entry)
-        elif sizes[a] <= _FETCHED_LINES * _LINE:
-            for byte in range(start // _LINE * _LINE, stop, _LINE):
-                prefetch(filters, byte)
-        else:
-            for i in range(num_longs):
-                bit = filter_bit(hashes[group.longs[i]], np.uint64(sizes[a]))
-                prefetch(filters, start + np.int64(bit >> _THREE))
+    for j in range(size):
+        count, starts, sizes, hashes = group.num_members[j], group.starts[j], group.sizes[j], group.hashes[j]
+        for a in range(count):
+            member = np.uint64(group.ids[j, a])
+            starts[a] = indptr[member]
+            sizes[a] = indptr[member + _ONE] - starts[a]
+            hashes[a] = hash_id(member)
+        num_longs = 0
+        for a in range(count):
+            if sizes[a] > _SCANNED_PER_MEMBER * count:
+                group.longs[num_longs] = a
+                num_longs += 1
+        for a in range(count):
+            start, stop = starts[a], starts[a] + sizes[a]
+            if sizes[a] <= _SCANNED_PER_MEMBER * count:
+                for entry in range(start // _ENTRIES * _ENTRIES, stop, _ENTRIES):
+                    prefetch(indices, entry)
+            elif sizes[a] <= _FETCHED_LINES * _LINE:
+                for byte in range(start // _LINE * _LINE, stop, _LINE):
+                    prefetch(filters, byte)
+            else:
+                for i in range(num_longs):
+                    bit = filter_bit(hashes[group.longs[i]], np.uint64(sizes[a]))
+                    prefetch(filters, start + np.int64(bit >> _THREE))
 
 
 @njit(nogil=True, cache=True)
@@ -160,45 +164,50 @@ def _link(
     indices: NDArray[np.int32],
     filters: NDArray[np.uint8],
     group: Any,
-    j: int,
+    first: int,
+    size: int,
     shift: np.uint64,
-    bits: NDArray[np.uint8],
+    all_bits: NDArray[np.uint8],
 ) -> None:
     """Set the bits of A + I that short rows tell, and list the likely edges between longer ones."""
-    # No calls that would hand over the group: its arrays are seven words each.
-    count, ids, slots = group.num_members[j], group.ids[j], group.slots[j]
-    starts, sizes, hashes = group.starts[j], group.sizes[j], group.hashes[j]
-    longs, long_rows, likely = group.longs, group.long_rows, group.likely[j]
-    num_longs, num_likely = np.uint64(0), 0
-    for a in range(count):
-        _set_bit(bits, a, a)
-        if sizes[a] > _SCANNED_PER_MEMBER * count:
-            longs[num_longs] = a
-            long_rows[num_longs, 0], long_rows[num_longs, 1] = np.uint64(starts[a]), np.uint64(sizes[a])
-            long_rows[num_longs, 2] = hashes[a]
-            num_longs += _ONE
-            continue
-        for entry in range(np.uint64(starts[a]), np.uint64(starts[a] + sizes[a])):
-            b = slots[find_slot(slots, shift, ids, indices[entry])]
-            if b >= 0:
-                _set_bit(bits, a, b)
-                _set_bit(bits, b, a)
-    for i in range(num_longs):
-        start, size, hashed = long_rows[i, 0], long_rows[i, 1], long_rows[i, 2]
-        for k in range(i):
-            its_size = long_rows[k, 1]
-            own, its = filter_bit(long_rows[k, 2], size), filter_bit(hashed, its_size)
-            here = filters[start + (own >> _THREE)] >> (own & _SEVEN)
-            there = filters[long_rows[k, 0] + (its >> _THREE)] >> (its & _SEVEN)
-            if here & there & np.uint64(1):
-                short, other = (longs[i], longs[k]) if size < its_size else (longs[k], longs[i])
-                likely[num_likely, 0], likely[num_likely, 1] = short, other
-                prefetch(indices, starts[short] + (sizes[short] >> 1))
-                num_likely += 1
-        if num_likely >= _SPARE:
-            _confirm(indices, ids, starts, sizes, likely, num_likely, bits)
-            num_likely = 0
-    group.num_likely[j] = num_likely
+    for j in range(size):
+        # No calls that would hand over the group: its arrays are seven words each.
+        bits = all_bits[first + j]
+        count, ids, slots = group.num_members[j], group.ids[j], group.slots[j]
+        starts, sizes, hashes = group.starts[j], group.sizes[j], group.hashes[j]
+        longs, long_rows, likely = group.longs, group.long_rows, group.likely[j]
+        num_longs, num_likely = _NONE, _NONE
+        for a in range(count):
+            _set_bit(bits, a, a)
+            if sizes[a] > _SCANNED_PER_MEMBER * count:
+                longs[num_longs] = a
+                long_rows[num_longs, 0], long_rows[num_longs, 1] = np.uint64(starts[a]), np.uint64(sizes[a])
+                long_rows[num_longs, 2] = hashes[a]
+                num_longs += _ONE
+                continue
+            for entry in range(np.uint64(starts[a]), np.uint64(starts[a] + sizes[a])):
+                b = slots[find_slot(slots, shift, ids, indices[entry])]
+                if b >= 0:
+                    _set_bit(bits, a, b)
+                    _set_bit(bits, b, a)
+        for i in range(num_longs):
+            start, own_size, hashed = long_rows[i, 0], long_rows[i, 1], long_rows[i, 2]
+            for k in range(i):
+                its_size = long_rows[k, 1]
+                own, its = filter_bit(long_rows[k, 2], own_size), filter_bit(hashed, its_size)
+                here = filters[start + (own >> _THREE)] >> (own & _SEVEN)
+                there = filters[long_rows[k, 0] + (its >> _THREE)] >> (its & _SEVEN)
+                shorter = own_size < its_size
+                likely[num_likely, 0] = either(shorter, longs[i], longs[k])
+                likely[num_likely, 1] = either(shorter, longs[k], longs[i])
+                num_likely += np.uint64(here & there & _ONE)
+            if num_likely >= np.uint64(_SPARE):
+                _confirm(indices, ids, starts, sizes, likely, num_likely, bits)
+                num_likely = _NONE
+        for i in range(num_likely):
+            short = np.uint64(likely[i, 0])
+            prefetch(indices, starts[short] + (sizes[short] >> 1))
+        group.num_likely[j] = num_likely
 
 
 @njit(nogil=True, cache=True)
@@ -208,39 +217,38 @@ def _confirm(
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     likely: NDArray[np.int64],
-    num_likely: int,
+    num_likely: Place,
     bits: NDArray[np.uint8],
 ) -> None:
     """Set the bits of the likely edges that are edges: all are searched at once, each in the shorter row."""
     longest = 1
-    for i in range(num_likely):
+    for i in range(np.uint64(num_likely)):
         short = likely[i, 0]
         likely[i, 2], likely[i, 3] = starts[short], sizes[short]
         longest = max(longest, sizes[short])
     # One step of all searches after another: what the next step of each reads is on its way meanwhile.
-    while longest > _LAST_ENTRIES:
+    while longest > 1:
         longest -= longest >> 1
         for i in range(np.uint64(num_likely)):
             low, left = np.uint64(likely[i, 2]), np.uint64(likely[i, 3])
             half = left >> _ONE
-            low += half if indices[low + half] <= ids[np.uint64(likely[i, 1])] else _NONE
+            low += either(indices[low + half] <= ids[np.uint64(likely[i, 1])], half, _NONE)
             left -= half
             prefetch(indices, low + (left >> _ONE))
             likely[i, 2], likely[i, 3] = low, left
     for i in range(np.uint64(num_likely)):
         a, b = likely[i, 0], likely[i, 1]
-        low, key = np.uint64(likely[i, 2]), ids[np.uint64(b)]
-        for entry in range(low, low + np.uint64(likely[i, 3])):
-            if indices[entry] == key:
-                _set_bit(bits, a, b)
-                _set_bit(bits, b, a)
-                break
+        if indices[np.uint64(likely[i, 2])] == ids[np.uint64(b)]:
+            _set_bit(bits, a, b)
+            _set_bit(bits, b, a)
 
 
 @njit(nogil=True, cache=True)
-def _confirm_all(indices: NDArray[np.int32], group: Any, j: int, bits: NDArray[np.uint8]) -> None:
+def _confirm_all(indices: NDArray[np.int32], group: Any, first: int, size: int, all_bits: NDArray[np.uint8]) -> None:
     """Set the bits of the likely edges that are left."""
-    _confirm(indices, group.ids[j], group.starts[j], group.sizes[j], group.likely[j], group.num_likely[j], bits)
+    for j in range(size):
+        bits = all_bits[first + j]
+        _confirm(indices, group.ids[j], group.starts[j], group.sizes[j], group.likely[j], group.num_likely[j], bits)
 
 
 @njit(nogil=True, cache=True)
@@ -258,27 +266,21 @@ def _induce(g: Any, out: Any, nodes: Any, shift: np.uint64, clusters: Any, coars
     together = clusters.ids.shape[0]
     for first in range(0, out.nodes.shape[0], together):
         size = min(together, out.nodes.shape[0] - first)
+        _list_nodes(g, out, first, size, nodes, shift)
+        _find_rows(g.indptr, g.indices, g.edge_filter, nodes, size)
         for j in range(size):
-            _list_nodes(g, out, first + j, nodes, j, shift)
-        for j in range(size):
-            t = first + j
-            _find_rows(g.indptr, g.indices, g.edge_filter, nodes, j)
+            scales = out.node_scale[first + j]
             for a in range(nodes.num_members[j]):
-                out.node_scale[t, a] = 1.0 / np.sqrt(nodes.sizes[j, a] + 1.0)
-            if num_super > 0:
-                _list_clusters(g, out, t, nodes, clusters, j, coarse_shift)
-        for j in range(size):
-            t = first + j
-            if num_super > 0:
-                _find_rows(g.coarse_indptr, g.coarse_indices, g.coarse_filter, clusters, j)
-                for a in range(clusters.num_members[j]):
-                    out.coarse_scale[t, a] = g.cluster_scale[clusters.ids[j, a]]
-            _link(g.indices, g.edge_filter, nodes, j, shift, out.node_bits[t])
-        for j in range(size):
-            t = first + j
-            _confirm_all(g.indices, nodes, j, out.node_bits[t])
-            if num_super > 0:
-                _link(g.coarse_indices, g.coarse_filter, clusters, j, coarse_shift, out.coarse_bits[t])
+                scales[a] = 1.0 / np.sqrt(nodes.sizes[j, a] + 1.0)
         if num_super > 0:
+            _list_clusters(g, out, first, size, nodes, clusters, coarse_shift)
+            _find_rows(g.coarse_indptr, g.coarse_indices, g.coarse_filter, clusters, size)
             for j in range(size):
-                _confirm_all(g.coarse_indices, clusters, j, out.coarse_bits[first + j])
+                scales = out.coarse_scale[first + j]
+                for a in range(clusters.num_members[j]):
+                    scales[a] = g.cluster_scale[clusters.ids[j, a]]
+        _link(g.indices, g.edge_filter, nodes, first, size, shift, out.node_bits)
+        _confirm_all(g.indices, nodes, first, size, out.node_bits)
+        if num_super > 0:
+            _link(g.coarse_indices, g.coarse_filter, clusters, first, size, coarse_shift, out.coarse_bits)
+            _confirm_all(g.coarse_indices, clusters, first, size, out.coarse_bits)

@@ -11,6 +11,7 @@ that of one from the second.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,17 +29,17 @@ LARGEST_CODE = 119
 """The largest code whose upper digit is at most 7."""
 OFFSET = 8
 """What is added to a digit."""
-_CODE_OFFSET = np.int64(17 * OFFSET)
-_LOW, _HIGH = np.int64(15), np.int64(240)
-
-_LANES = 16
-_BYTES, _PAIRS, _WORDS = (ir.VectorType(ir.IntType(bits), _LANES) for bits in (8, 16, 32))
+_CODE_OFFSET = 17 * OFFSET
+_LOW_BITS, _HIGH_BITS = 15, 240
+_WIDE, _NARROW = 64, 16
+"""Bytes of a plane that are taken together, and of what is left after these."""
+_BYTE, _INT, _LONG = (ir.IntType(bits) for bits in (8, 32, 64))
 
 
 @njit(nogil=True, cache=True)
 def plane_bytes(columns: int) -> int:
     """Bytes of a plane of a row of so many features: with room for the tail, a multiple of 16."""
-    return ((columns + 1) // 2 + _TAIL + _LANES - 1) // _LANES * _LANES
+    return ((columns + 1) // 2 + _TAIL + _NARROW - 1) // _NARROW * _NARROW
 
 
 @njit(nogil=True, cache=True)
@@ -50,52 +51,105 @@ def write_digits(codes: NDArray[np.int64], row: NDArray[np.uint8]) -> None:
         first, second = codes[i] + _CODE_OFFSET, _CODE_OFFSET
         if half + i < columns:
             second += codes[half + i]
-        row[i] = first >> 4 | (second & _HIGH)
-        row[lower + i] = (first & _LOW) | (second & _LOW) << 4
+        row[i] = first >> 4 | (second & _HIGH_BITS)
+        row[lower + i] = (first & _LOW_BITS) | (second & _LOW_BITS) << 4
 
 
-@njit(nogil=True, cache=True)
-def read_codes(planes: NDArray[np.uint8], place: int, columns: int, codes: NDArray[np.int16], start: int) -> np.int64:
-    """Write the codes of the row at ``place`` into ``codes`` from ``start`` on, those of the second half of its
-    features ``plane_bytes`` further on; the sum of them all."""
-    half, plane = np.uint64((columns + 1) // 2), np.uint64(plane_bytes(columns))
-    # Unsigned places: see slots.find_slot.
-    here, own, total = np.uint64(place), np.uint64(start), np.int64(0)
-    for i in range(half):
-        high, low = np.int64(planes[here + i]), np.int64(planes[here + plane + i])
-        first = ((high & _LOW) << 4 | (low & _LOW)) - _CODE_OFFSET
-        second = (high & _HIGH | low >> 4) - _CODE_OFFSET
-        codes[own + i], codes[own + plane + i] = first, second
-        total += first + second
-    return total
+def _vector(kind: ir.Type, value: int, lanes: int) -> ir.Constant:
+    return ir.Constant(ir.VectorType(kind, lanes), [value] * lanes)
+
+
+def _load(builder: Any, array: Any, at: Any, lanes: int) -> Any:
+    address = builder.bitcast(builder.gep(array, [at]), ir.VectorType(_BYTE, lanes).as_pointer())
+    return builder.load(address, align=1)
+
+
+def _sum_of(builder: Any, numbers: Any) -> Any:
+    name = f"llvm.vector.reduce.add.v{numbers.type.count}i32"
+    kind = ir.FunctionType(_INT, [numbers.type])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [numbers])  # type: ignore[no-untyped-call]
+
+
+def _sum_of_blocks(builder: Any, size: Any, block: Callable[[Any, int], Any]) -> Any:
+    """The sum of block(first byte, number of bytes) over the blocks of a plane of ``size`` bytes."""
+    total = cgutils.alloca_once(builder, _INT)  # type: ignore[no-untyped-call]
+    builder.store(_INT(0), total)
+    done = _LONG(0)
+    for lanes in (_WIDE, _NARROW):
+        whole = builder.udiv(builder.sub(size, done), _LONG(lanes))
+        with cgutils.for_range(builder, whole) as loop:
+            found = block(builder.add(done, builder.mul(loop.index, _LONG(lanes))), lanes)
+            builder.store(builder.add(builder.load(total), found), total)
+        done = builder.add(done, builder.mul(whole, _LONG(lanes)))
+    return builder.load(total)
+
+
+def _arguments(context: Any, builder: Any, signature: Any, values: Any) -> list[Any]:
+    """The data of arrays, and numbers as 64 bits."""
+
+    def argument(kind: Any, value: Any) -> Any:
+        if isinstance(kind, types.Array):
+            return context.make_array(kind)(context, builder, value).data
+        return context.cast(builder, value, kind, types.int64)
+
+    return [argument(*each) for each in zip(signature.args, values, strict=True)]
+
+
+def _read_codes(_context: Any, planes: Any, place: Any, codes: Any, start: Any, columns: Any, plane: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        planes_at, here, codes_at, own, count, size = _arguments(context, builder, signature, values)
+        half = builder.lshr(builder.add(count, _LONG(1)), _LONG(1))
+
+        def block(at: Any, lanes: int) -> Any:
+            upper = _load(builder, planes_at, builder.add(here, at), lanes)
+            lower = _load(builder, planes_at, builder.add(builder.add(here, size), at), lanes)
+            left = builder.insert_element(_vector(_LONG, 0, lanes), builder.sub(half, at), _INT(0))
+            left = builder.shuffle_vector(left, left, _vector(_INT, 0, lanes))
+            feature = builder.icmp_signed("<", ir.Constant(left.type, list(range(lanes))), left)
+            first = builder.or_(
+                builder.shl(upper, _vector(_BYTE, 4, lanes)), builder.and_(lower, _vector(_BYTE, _LOW_BITS, lanes))
+            )
+            second = builder.or_(
+                builder.and_(upper, _vector(_BYTE, _HIGH_BITS, lanes)), builder.lshr(lower, _vector(_BYTE, 4, lanes))
+            )
+            to, total = builder.add(own, builder.add(at, at)), _INT(0)
+            for each in (first, second):
+                code = builder.sub(each, _vector(_BYTE, _CODE_OFFSET, lanes))  # bytes wrap around
+                code = builder.select(feature, code, _vector(_BYTE, 0, lanes))
+                builder.store(code, builder.bitcast(builder.gep(codes_at, [to]), code.type.as_pointer()), align=1)
+                total = builder.add(total, _sum_of(builder, builder.sext(code, ir.VectorType(_INT, lanes))))
+                to = builder.add(to, _LONG(lanes))
+            return total
+
+        return _sum_of_blocks(builder, size, block)
+
+    return types.int32(planes, place, codes, start, columns, plane), generate
+
+
+read_codes: Any = intrinsic(_read_codes)
+"""read_codes(planes, place, codes, start, columns, plane) writes a row's codes for ``digits_dot`` and gives their sum.
+
+The row is of ``columns`` features; its two planes of ``plane`` bytes begin at ``place`` of a contiguous uint8 array.
+The codes, 0 for bytes that are no feature's, take twice ``plane`` places of a contiguous int8 array from ``start`` on.
+The sum is an int32.
+"""
 
 
 def _digits_dot(_context: Any, planes: Any, place: Any, codes: Any, start: Any, plane: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        bytes_at, codes_at = (context.make_array(signature.args[i])(context, builder, values[i]).data for i in (0, 2))
-        here, own, size = (context.cast(builder, values[i], signature.args[i], types.intp) for i in (1, 3, 4))
-        sums = [cgutils.alloca_once(builder, _WORDS) for _ in range(2)]  # type: ignore[no-untyped-call]
-        for each in sums:
-            builder.store(ir.Constant(_WORDS, None), each)
+        planes_at, here, codes_at, own, size = _arguments(context, builder, signature, values)
 
-        def load(array: Any, at: Any, kind: ir.VectorType) -> Any:
-            return builder.load(builder.bitcast(builder.gep(array, [at]), kind.as_pointer()), align=1)
+        def block(at: Any, lanes: int) -> Any:
+            both = _load(builder, planes_at, builder.add(here, at), lanes)
+            first = builder.and_(both, _vector(_BYTE, _LOW_BITS, lanes))
+            second = builder.lshr(both, _vector(_BYTE, 4, lanes))
+            order = ir.Constant(ir.VectorType(_INT, 2 * lanes), list(range(2 * lanes)))
+            digits = builder.shuffle_vector(first, second, order)
+            row = _load(builder, codes_at, builder.add(own, builder.add(at, at)), 2 * lanes)
+            words = ir.VectorType(_INT, 2 * lanes)
+            return _sum_of(builder, builder.mul(builder.zext(digits, words), builder.sext(row, words)))
 
-        def product(digits: Any, at: Any) -> Any:
-            row = builder.sext(load(codes_at, at, _PAIRS), _WORDS)
-            return builder.mul(builder.zext(digits, _WORDS), row)
-
-        with cgutils.for_range(builder, builder.udiv(size, ir.Constant(size.type, _LANES))) as loop:
-            at = builder.mul(loop.index, ir.Constant(size.type, _LANES))
-            both = load(bytes_at, builder.add(here, at), _BYTES)
-            first = product(builder.and_(both, ir.Constant(_BYTES, [15] * _LANES)), builder.add(own, at))
-            then = builder.add(builder.add(own, size), at)
-            last = product(builder.lshr(both, ir.Constant(_BYTES, [4] * _LANES)), then)
-            for each, found in zip(sums, (first, last), strict=True):  # two, for one would wait for itself
-                builder.store(builder.add(builder.load(each), found), each)
-        kind = ir.FunctionType(ir.IntType(32), [_WORDS])
-        reduce = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.add.v16i32")  # type: ignore[no-untyped-call]
-        return builder.call(reduce, [builder.add(*map(builder.load, sums))])
+        return _sum_of_blocks(builder, size, block)
 
     return types.int32(planes, place, codes, start, plane), generate
 
@@ -105,6 +159,7 @@ digits_dot: Any = intrinsic(_digits_dot)
 row's codes.
 
 The plane's ``plane`` bytes, a multiple of 16, begin at ``place`` of a contiguous uint8 array; the codes, as
-``read_codes`` leaves them, at ``start`` of a contiguous int16 array. A plain loop is compiled into 64-bit products,
-four at a time: numba's integers are that wide before LLVM sees them.
+``read_codes`` leaves them, at ``start`` of a contiguous int8 array. LLVM makes the sum of products of unsigned and
+signed bytes one instruction for each block where the processor has it (x86 with VNNI), else a few of 16 bits; a plain
+loop is compiled into 64-bit products, four at a time: numba's integers are that wide before LLVM sees them.
 """

@@ -10,18 +10,19 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_UNIT = 2.0**-53
+UNIT = 2.0**-53
 
 Place = int | np.uint64
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
+UNIFORM_SHIFT = np.uint64(11)
 
 
 @njit(nogil=True, cache=True)
-def _mix(value: np.uint64) -> np.uint64:
+def mix(value: np.uint64) -> np.uint64:
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
     return value ^ (value >> np.uint64(31))
@@ -30,30 +31,30 @@ def _mix(value: np.uint64) -> np.uint64:
 @njit(nogil=True, cache=True)
 def sequence_key(key: NDArray[np.int64], target: np.int64, purpose: int) -> np.uint64:
     """Hash of (rng_seed, epoch, view), the target and what is drawn for it."""
-    value = _GOLDEN
+    value = GOLDEN
     for part in key:
-        value = _mix((value ^ np.uint64(part)) + _GOLDEN)
-    value = _mix((value ^ np.uint64(target)) + _GOLDEN)
-    return _mix((value ^ np.uint64(purpose)) + _GOLDEN)
+        value = mix((value ^ np.uint64(part)) + GOLDEN)
+    value = mix((value ^ np.uint64(target)) + GOLDEN)
+    return mix((value ^ np.uint64(purpose)) + GOLDEN)
 
 
 @njit(nogil=True, cache=True)
 def start_stream(state: NDArray[np.uint64], place: int, key: np.uint64, number: int) -> None:
     """Put the stream of try ``number`` for ``key`` at ``place``."""
-    state[place] = _mix((key ^ np.uint64(number)) + _GOLDEN)
+    state[place] = mix((key ^ np.uint64(number)) + GOLDEN)
 
 
 @njit(nogil=True, cache=True)
 def bits(state: NDArray[np.uint64], place: Place) -> np.uint64:
     """64 random bits."""
-    state[place] += _GOLDEN
-    return _mix(state[place])
+    state[place] += GOLDEN
+    return mix(state[place])
 
 
 @njit(nogil=True, cache=True)
 def uniform(state: NDArray[np.uint64], place: Place) -> float:
     """Uniform in [0, 1), a multiple of 2^-53."""
-    return np.float64(bits(state, place) >> np.uint64(11)) * _UNIT
+    return np.float64(bits(state, place) >> UNIFORM_SHIFT) * UNIT
 
 
 @njit(nogil=True, cache=True)
