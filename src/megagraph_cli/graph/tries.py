@@ -9,11 +9,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from megagraph_cli.graph.choice import either
+from megagraph_cli.graph.prefetch import prefetch
 from megagraph_cli.graph.streams import HALF, LOW
 
 BLOCK = 4096
 """Most tries that are made together."""
 _NONE, _ONE = np.uint64(0), np.uint64(1)
+_LINES = np.uint64(64)
+"""Entries in so few lines that they are all on their way."""
 
 
 class Block(NamedTuple):
@@ -55,6 +58,10 @@ def pick(word: np.uint64, cdf: NDArray[np.uint32], start: int, stop: int) -> int
     low, left = np.uint64(start), np.uint64(stop - start)  # unsigned: see slots.find_slot
     while left > _ONE:
         half = left >> _ONE
-        low += either(np.uint64(cdf[low + half - _ONE]) <= point, half, _NONE)
         left -= half
+        if left > _LINES:  # a choice without a branch waits for what it reads: both that may come next are fetched
+            further = low + (left >> _ONE) - _ONE
+            prefetch(cdf, further)
+            prefetch(cdf, further + half)
+        low += either(np.uint64(cdf[low + half - _ONE]) <= point, half, _NONE)
     return int(low)
