@@ -23,12 +23,15 @@ from scipy import sparse
 from tiny import graph_of, random_adjacency, random_features, random_graph, raw_arms, without_target
 
 from megagraph_cli.graph import streams
+from megagraph_cli.graph.coded import make_seats
 from megagraph_cli.graph.draws import draw_slice
 from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
 from megagraph_cli.graph.prepare import load_graph
 from megagraph_cli.graph.sampler import ARMS, sampling_arrays
 from megagraph_cli.graph.sequences import Sequences, build_sequences
+from megagraph_cli.graph.similarity import similar
 from megagraph_cli.graph.tables import build_tables
+from megagraph_cli.graph.tries import Block
 
 TOLERANCE = 0.02
 MAX_TRIES = 512
@@ -110,7 +113,7 @@ def test_coded_rows_decide_as_the_rows_themselves_would() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("columns", [32, 33, 41, 64, 100, 129, 200])
+@pytest.mark.parametrize("columns", [32, 33, 41, 64, 100, 129, 200, 300])
 def test_codes_change_nothing_whatever_their_width(columns: int, dtype: type[np.floating[Any]]) -> None:
     graph = random_graph("none", num_nodes=300)
     x = np.random.default_rng(columns).normal(size=(graph.num_nodes + graph.num_clusters, columns))
@@ -119,6 +122,35 @@ def test_codes_change_nothing_whatever_their_width(columns: int, dtype: type[np.
     # More tries in a round than have their proposals under way together.
     found = assert_codes_change_nothing(replace(graph, tables=build_tables(graph)), 30)
     assert (found.nodes >= 0).all()
+
+
+def test_a_try_makes_as_many_proposals_by_codes_as_by_rows() -> None:
+    """Where one node in a hundred is similar at all, some tries are given up and some succeed at the last proposal."""
+    graph, count = random_graph("none", num_nodes=300), 6000
+    rng = np.random.default_rng(0)
+    base, noise = rng.normal(size=40), rng.normal(size=(graph.num_nodes + graph.num_clusters, 40))
+    x = np.where(np.arange(len(noise))[:, None] % 100 == 0, base, -base) + 0.3 * noise
+    graph = replace(graph, features=DenseFeatures(x.astype(np.float32)))
+    arrays = sampling_arrays(replace(graph, tables=build_tables(graph)))
+    without = arrays._replace(feature_code=arrays.feature_code[:0])
+    found = []
+    for g in (arrays, without):
+        block = Block(
+            state=np.random.default_rng(1).integers(0, 2**64, count, dtype=np.uint64),
+            target=np.arange(count) % 3 * 100,
+            arm=np.full(count, 3, dtype=np.int8),
+            node=np.zeros(count, dtype=np.int64),
+            active=np.arange(count),
+            place=np.zeros(count, dtype=np.int64),
+            starts=np.zeros(4, dtype=np.int64),
+        )
+        similar(g, block, make_seats(40), block.active)
+        found.append(block.node)
+    np.testing.assert_array_equal(*found)
+    drawn = x[: arrays.feature_norm.shape[0]] / np.linalg.norm(x[: arrays.feature_norm.shape[0]], axis=1, keepdims=True)
+    given_up = np.mean((1 - np.maximum(drawn[:300:100] @ drawn.T, 0).mean(axis=1)) ** 256)
+    assert 0.05 < given_up < 0.95
+    assert abs(np.mean(found[0] == -1) - given_up) < 5 * np.sqrt(given_up * (1 - given_up) / count)
 
 
 def test_a_try_that_finds_nothing_similar_ends_and_the_next_take_its_place() -> None:

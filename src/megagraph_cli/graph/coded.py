@@ -2,9 +2,9 @@
 less memory.
 
 Tries sit in two halves of seats. While the proposals of one half are compared with their targets, what those of the
-other are read from is on its way. Nearly all proposals are refused by the upper plane of their code: these are drawn,
+other are read from is on its way. Most proposals are refused by the upper plane of their code: these are drawn,
 compared and judged in loops of vector instructions without a branch, and only the seats that call are looked at one by
-one.
+one. All seats go along, taken or not, so a handful of tries alone takes longer than one after another would.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from megagraph_cli.graph.products import dense_dot
 from megagraph_cli.graph.streams import GOLDEN, HALF, UNIFORM_SHIFT, UNIT, Place, mix
 
 MAX_PROPOSALS = 256
-_HALF = np.uint64(24)
-_SEATS = np.uint64(48)  # two halves
+_SIDE = np.uint64(24)  # seats of a half
+_SEATS = np.uint64(48)
 _LINE = np.uint64(64)  # bytes of a cache line
 _WORD = np.uint64(4)  # bytes of a float32
-_ROUNDING = 2.0**-20  # more than float32 scales and norms can be wrong by, in a cosine
+_ROUNDING = 2.0**-20  # more than float32 scales and norms that are normal numbers can be wrong by, in a cosine
 _SCALE_BACK, _UPPER_BACK, _ERROR_BACK = np.uint64(-SCALE), np.uint64(-UPPER_ERROR), np.uint64(-ERROR)
 _ALL, _NONE, _ONE, _TWO = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0), np.uint64(1), np.uint64(2)
 _UPPER, _LOWER, _ROWS, _EMPTY = range(4)
-"""What of a seat's proposal is looked at: the upper plane of its code, the lower one, its features; or nobody sits."""
+"""What of a seat's proposal is looked at, in this order: the upper plane of its code, the lower one, its features; or
+nobody sits."""
 _REFUSED, _TAKEN, _OPEN = range(3)
-"""Verdicts on a proposal."""
+"""Verdicts on a proposal. Together with a stage, 0 is what most are: refused by the upper plane."""
 _STATE, _DUE, _NODE, _LEVEL, _CALLING = (np.uint64(i) * _SEATS for i in range(5))
 """Where in ``words``: streams; all bits set where a new proposal is due; what is proposed, and its level as a multiple
 of 2^-53; the seats that call, one after another."""
 _LEFT, _STAGE, _VERDICT, _TRY, _CALLS = (np.uint64(i) * _SEATS for i in range(5))
 """Where in ``marks``: how many more proposals there may be; stages; verdicts; tries; whether a seat calls."""
-_PRODUCT, _OFFSET, _SCALE, _ERROR, _ITS_SCALE, _ITS_ERROR = (np.uint64(i) * _SEATS for i in range(6))
+_PRODUCT, _OFFSET, _OWN_SCALE, _OWN_ERROR, _ITS_SCALE, _ITS_ERROR = (np.uint64(i) * _SEATS for i in range(6))
 """Where in ``reals``: the product of target and proposal, what of it is due to the digits' offset, the target's scale
 and error, the proposal's."""
 
@@ -79,7 +80,7 @@ class Rows(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def make_seats(columns: int) -> Any:
-    """Empty seats for comparisons of so many features."""
+    """Empty seats for comparisons of so many features. Their proposals, which are compared too, are node 0."""
     return Seats(
         np.zeros(5 * _SEATS, np.uint64),
         np.zeros(5 * _SEATS, np.int64),
@@ -99,7 +100,7 @@ def code_table(code: NDArray[np.uint8], tails: NDArray[np.float32], columns: int
 def _propose(seats: Any, first: np.uint64, num_nodes: np.uint64) -> None:
     """Draw the next proposals of a half where one is due, as streams.below and streams.uniform would."""
     words, marks = seats.words, seats.marks
-    for i in range(_HALF):
+    for i in range(_SIDE):
         s = first + i
         due = words[_DUE + s]
         step = GOLDEN & due
@@ -109,7 +110,7 @@ def _propose(seats: Any, first: np.uint64, num_nodes: np.uint64) -> None:
         node, level = ((mix(once) >> HALF) * num_nodes) >> HALF, mix(twice) >> UNIFORM_SHIFT
         words[_NODE + s] = (node & due) | (words[_NODE + s] & ~due)
         words[_LEVEL + s] = (level & due) | (words[_LEVEL + s] & ~due)
-    for i in range(_HALF):
+    for i in range(_SIDE):
         s = first + i
         marks[_LEFT + s] += np.int64(words[_DUE + s])  # -1 where one is due
 
@@ -118,11 +119,12 @@ def _propose(seats: Any, first: np.uint64, num_nodes: np.uint64) -> None:
 def _compare(seats: Any, table: Any, first: np.uint64, other: np.uint64) -> None:
     """Products of the upper planes of a half's proposals with their targets' codes, and what is beside the planes.
 
-    What the other half's are read from is asked for between them: at once, that would wait for the searches for pages.
+    What the other half's are read from is asked for between them: all at once, each would wait for the places of the
+    others' pages to be looked up.
     """
     words, reals, codes = seats.words, seats.reals, seats.codes
     planes, tails, width, plane = table.planes, table.tails, table.width, table.plane
-    for i in range(_HALF):
+    for i in range(_SIDE):
         s, place = first + i, words[_NODE + first + i] * width
         ahead = words[_NODE + other + i] * width
         for byte in range(_NONE, plane, _LINE):
@@ -137,24 +139,29 @@ def _compare(seats: Any, table: Any, first: np.uint64, other: np.uint64) -> None
         reals[_ITS_SCALE + s], reals[_ITS_ERROR + s] = tails[end - _SCALE_BACK], tails[end - _UPPER_BACK]
 
 
+@njit(nogil=True, cache=True)
+def _margin(own: float, its: float) -> float:
+    """How far the cosine of two codes may be from the rows', which are these parts of their norms away from them."""
+    return own + its + own * its + _ROUNDING
+
+
 @njit(nogil=True, cache=True, forceinline=True)
 def _judge(seats: Any, first: np.uint64) -> np.uint64:
     """The verdicts of the upper planes; lists the seats of a half that call for more than another proposal."""
     words, marks, reals = seats.words, seats.marks, seats.reals
-    for i in range(_HALF):
+    for i in range(_SIDE):
         s = first + i
         # A digit of the upper plane counts sixteen times.
         product = 16.0 * (reals[_PRODUCT + s] - reals[_OFFSET + s])
-        cosine = reals[_SCALE + s] * reals[_ITS_SCALE + s] * product
-        own, its = reals[_ERROR + s], reals[_ITS_ERROR + s]
-        margin = own + its + own * its + _ROUNDING
+        cosine = reals[_OWN_SCALE + s] * reals[_ITS_SCALE + s] * product
+        margin = _margin(reals[_OWN_ERROR + s], reals[_ITS_ERROR + s])
         level = np.float64(words[_LEVEL + s]) * UNIT
         unless_refused = _TAKEN if cosine - margin > level else _OPEN
         verdict, stage = _REFUSED if cosine + margin < level else unless_refused, marks[_STAGE + s]
         marks[_VERDICT + s] = verdict
         marks[_CALLS + s] = np.int64(((verdict | stage) != 0 or marks[_LEFT + s] == 0) and stage != _EMPTY)
     calling = _NONE
-    for i in range(_HALF):
+    for i in range(_SIDE):
         s = first + i
         words[_CALLING + calling] = s
         calling += np.uint64(marks[_CALLS + s])
@@ -169,36 +176,34 @@ def _seat(seats: Any, table: Any, s: np.uint64, b: Place, state: np.uint64, targ
     total = read_codes(table.planes, place, seats.codes, own, table.columns, table.plane)
     end = (place + table.plane) // _WORD
     reals[_OFFSET + s] = OFFSET * total
-    reals[_SCALE + s], reals[_ERROR + s] = table.tails[end - _SCALE_BACK], table.tails[end - _ERROR_BACK]
+    reals[_OWN_SCALE + s], reals[_OWN_ERROR + s] = table.tails[end - _SCALE_BACK], table.tails[end - _ERROR_BACK]
     words[_STATE + s], words[_DUE + s] = state, _ALL
     marks[_LEFT + s], marks[_STAGE + s], marks[_TRY + s] = MAX_PROPOSALS, _UPPER, b
 
 
 @njit(nogil=True, cache=True, forceinline=True)
 def _look_closer(seats: Any, table: Any, s: np.uint64) -> int:
-    """The verdict of both planes."""
-    reals, planes, plane = seats.reals, table.planes, table.plane
-    place, own, offset = seats.words[_NODE + s] * table.width, s * plane * _TWO, reals[_OFFSET + s]
-    upper = np.float64(digits_dot(planes, place, seats.codes, own, plane)) - offset
-    lower = np.float64(digits_dot(planes, place + plane, seats.codes, own, plane)) - offset
-    end = (place + plane) // _WORD
-    its_error, own_error = np.float64(table.tails[end - _ERROR_BACK]), reals[_ERROR + s]
-    margin = own_error + its_error + own_error * its_error + _ROUNDING
-    cosine = reals[_SCALE + s] * np.float64(table.tails[end - _SCALE_BACK]) * (16.0 * upper + lower)
+    """The verdict of both planes, of which the upper was compared just now."""
+    reals, plane = seats.reals, table.plane
+    place = seats.words[_NODE + s] * table.width
+    lower = np.float64(digits_dot(table.planes, place + plane, seats.codes, s * plane * _TWO, plane))
+    product = 16.0 * (reals[_PRODUCT + s] - reals[_OFFSET + s]) + (lower - reals[_OFFSET + s])
+    cosine = reals[_OWN_SCALE + s] * reals[_ITS_SCALE + s] * product
+    margin = _margin(reals[_OWN_ERROR + s], np.float64(table.tails[(place + plane) // _WORD - _ERROR_BACK]))
     level = np.float64(seats.words[_LEVEL + s]) * UNIT
     return _TAKEN if cosine - margin > level else (_REFUSED if cosine + margin < level else _OPEN)
 
 
 @njit(nogil=True, cache=True)
-def _look_at_rows(rows: Any, target: int, node: int, level: float) -> int:
+def _look_at_features(rows: Any, target: int, node: int, level: float) -> int:
     """The verdict of the features themselves."""
     bound = np.float64(rows.norm[target]) * np.float64(rows.norm[node])
     return _TAKEN if bound > 0.0 and level * bound < dense_dot(rows.x, rows.half, target, node) else _REFUSED
 
 
 @njit(nogil=True, cache=True)
-def _fetch_rows(rows: Any, target: int, node: int) -> None:
-    """Have on their way what ``_look_at_rows`` reads."""
+def _fetch_features(rows: Any, target: int, node: int) -> None:
+    """Have on their way what ``_look_at_features`` reads."""
     prefetch(rows.norm, node)
     for column in range(0, rows.x.shape[1], 16):  # entries of a line
         prefetch_once(rows.x, node * rows.x.shape[1] + column)
@@ -224,8 +229,8 @@ def similar_coded(block: Any, seats: Any, active: NDArray[np.int64], table: Any,
     started = sitting
     for i in range(sitting):
         b = np.uint64(active[i])
-        _seat(seats, table, (i & _ONE) * _HALF + (i >> _ONE), b, state[b], np.uint64(target[b]))
-    first, other = _NONE, _HALF
+        _seat(seats, table, (i & _ONE) * _SIDE + (i >> _ONE), b, state[b], np.uint64(target[b]))
+    first, other = _NONE, _SIDE
     _propose(seats, first, num_nodes)
     _propose(seats, other, num_nodes)
     while sitting > _NONE:
@@ -241,14 +246,14 @@ def similar_coded(block: Any, seats: Any, active: NDArray[np.int64], table: Any,
             if stage == _LOWER:
                 verdict = _look_closer(seats, table, s)
             elif stage == _ROWS:
-                verdict = _look_at_rows(rows, target[b], int(node), np.float64(words[_LEVEL + s]) * UNIT)
+                verdict = _look_at_features(rows, target[b], int(node), np.float64(words[_LEVEL + s]) * UNIT)
             if verdict == _OPEN:
                 words[_DUE + s], marks[_STAGE + s] = _NONE, stage + 1
                 if stage == _UPPER:
                     for byte in range(plane // _LINE * _LINE, plane * _TWO, _LINE):
                         prefetch_once(planes, node * width + byte)
                 else:
-                    _fetch_rows(rows, target[b], int(node))
+                    _fetch_features(rows, target[b], int(node))
             elif verdict == _REFUSED and marks[_LEFT + s] > 0:
                 words[_DUE + s], marks[_STAGE + s] = _ALL, _UPPER
             else:

@@ -5,8 +5,8 @@ filters of both rows (filters.py), and what these do not rule out is searched in
 hubs costs no more than another. Sequences are taken some at a time, step by step together, so that the reads of a
 step are under way while others are made.
 
-``g`` is a sampler.SamplingArrays, ``out`` a sequences.Sequences' arrays, ``group`` a Group, ``j`` a sequence of it: all
-are named tuples of contiguous arrays.
+``g`` is a sampler.SamplingArrays, ``out`` a sequences.Sequences' arrays, ``group`` a Group: all are named tuples of
+contiguous arrays.
 """
 
 from __future__ import annotations
@@ -197,6 +197,8 @@ def _link(
                 own, its = filter_bit(long_rows[k, 2], own_size), filter_bit(hashed, its_size)
                 here = filters[start + (own >> _THREE)] >> (own & _SEVEN)
                 there = filters[long_rows[k, 0] + (its >> _THREE)] >> (its & _SEVEN)
+                # Written before it is known whether it stays, for a branch would be guessed wrongly: at most
+                # _SPARE + i - 1 stand before it, and there is room for K + _SPARE.
                 shorter = own_size < its_size
                 likely[num_likely, 0] = either(shorter, longs[i], longs[k])
                 likely[num_likely, 1] = either(shorter, longs[k], longs[i])

@@ -160,6 +160,6 @@ row's codes.
 
 The plane's ``plane`` bytes, a multiple of 16, begin at ``place`` of a contiguous uint8 array; the codes, as
 ``read_codes`` leaves them, at ``start`` of a contiguous int8 array. LLVM makes the sum of products of unsigned and
-signed bytes one instruction for each block where the processor has it (x86 with VNNI), else a few of 16 bits; a plain
-loop is compiled into 64-bit products, four at a time: numba's integers are that wide before LLVM sees them.
+signed bytes one instruction for 64 of them where the processor has it (AVX-512 VNNI), elsewhere a few of 16 bits. A
+plain loop is compiled into 64-bit products, four at a time: numba's integers are that wide before LLVM sees them.
 """

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from megagraph_cli.graph.graph import DenseFeatures, Graph, SparseFeatures
 from megagraph_cli.hostmemory import available_bytes
 
-_SAMPLE = 16
+_SAMPLE = 64
 """Rows looked at to learn whether a batch's rows are in memory already, as they are once an epoch went by."""
 _NEARLY_ALL = 0.98  # of an array's pages
 _WORTH_BYTES = 1 << 26  # the processor finds its way about less without large pages

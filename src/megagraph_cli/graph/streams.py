@@ -23,6 +23,7 @@ UNIFORM_SHIFT = np.uint64(11)
 
 @njit(nogil=True, cache=True)
 def mix(value: np.uint64) -> np.uint64:
+    """The bits of a counter, mixed: the next word of a stream whose state it is."""
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
     return value ^ (value >> np.uint64(31))

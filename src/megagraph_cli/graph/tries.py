@@ -15,8 +15,8 @@ from megagraph_cli.graph.streams import HALF, LOW
 BLOCK = 4096
 """Most tries that are made together."""
 _NONE, _ONE = np.uint64(0), np.uint64(1)
-_LINES = np.uint64(64)
-"""Entries in so few lines that they are all on their way."""
+_FEW = np.uint64(64)
+"""Among so few entries it does not pay to fetch what a search reads next."""
 
 
 class Block(NamedTuple):
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def make_block() -> Any:
-    """A block whose tries are yet to be made: nothing of it is read before it is written."""
+    """A block whose tries are yet to be made. What is not written of it, the arms of super nodes, nobody looks at."""
     return Block(
         np.empty(BLOCK, np.uint64),
         np.empty(BLOCK, np.int64),
@@ -59,7 +59,7 @@ def pick(word: np.uint64, cdf: NDArray[np.uint32], start: int, stop: int) -> int
     while left > _ONE:
         half = left >> _ONE
         left -= half
-        if left > _LINES:  # a choice without a branch waits for what it reads: both that may come next are fetched
+        if left > _FEW:  # a choice without a branch waits for what it reads: both that may come next are fetched
             further = low + (left >> _ONE) - _ONE
             prefetch(cdf, further)
             prefetch(cdf, further + half)
