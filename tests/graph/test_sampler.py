@@ -124,6 +124,17 @@ def test_codes_change_nothing_whatever_their_width(columns: int, dtype: type[np.
     assert (found.nodes >= 0).all()
 
 
+def test_codes_leave_rows_of_extreme_norms_to_the_rows() -> None:
+    graph = random_graph("none", num_nodes=200)
+    x = np.random.default_rng(0).normal(size=(graph.num_nodes + graph.num_clusters, 40))
+    x[::5] *= 3e38 / np.abs(x[::5]).max(axis=1, keepdims=True)  # float32 holds the entries, but not the norm
+    x[1::5] *= 1e-45 / np.abs(x[1::5]).max(axis=1, keepdims=True)
+    graph = replace(graph, features=DenseFeatures(x.astype(np.float32)))
+    tables = build_tables(graph)
+    assert np.isinf(tables["feature_norm"]).any()
+    assert_codes_change_nothing(replace(graph, tables=tables), 8)
+
+
 def test_a_try_makes_as_many_proposals_by_codes_as_by_rows() -> None:
     """Where one node in a hundred is similar at all, some tries are given up and some succeed at the last proposal."""
     graph, count = random_graph("none", num_nodes=300), 6000

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from megagraph_cli.graph.nibbles import ERROR, LARGEST_CODE, OFFSET, SCALE, UPPER_ERROR, plane_bytes, write_digits
 
 _ONE = 4294967296.0  # 2^32, the whole of a row in fixed point
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_ANYTHING = np.float32(2.0)  # an error with which no cosine decides
 
 
 @njit(nogil=True, cache=True)
@@ -59,11 +61,14 @@ def write_codes(
     x: NDArray[np.float32], norms: NDArray[np.float64], code: NDArray[np.uint8], tail: NDArray[np.float32]
 ) -> None:
     """Fill coded rows (nibbles.py), zero so far; ``tail`` float32 [V, W/4] is the same memory. Rows of norm 0 stay
-    zero."""
+    zero; those whose norm float32 cannot hold in full precision are left to the rows themselves."""
     codes = np.empty(x.shape[1], dtype=np.int64)
     end = plane_bytes(x.shape[1]) // tail.itemsize
     for row in range(norms.shape[0]):
         if norms[row] == 0.0:
+            continue
+        if not (_SMALLEST <= norms[row] <= _LARGEST):
+            tail[row, end + UPPER_ERROR] = tail[row, end + ERROR] = _ANYTHING
             continue
         largest = 0.0
         for column in range(x.shape[1]):
