@@ -101,7 +101,8 @@ def _dense_tables(x: NDArray[Any], allocate: Allocate) -> dict[str, NDArray[Any]
     for first, block in _single_blocks(x):
         own = slice(first, first + block.shape[0])
         exact = kernels.dense_norms(block)
-        norms[own] = exact
+        with np.errstate(over="ignore"):  # infinite: nothing is similar to such a row
+            norms[own] = exact
         if code.size:
             kernels.write_codes(block, exact, code[own], code[own].view(np.float32))
     return tables
